@@ -1,0 +1,54 @@
+# Every command of the project. Bare `make` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+
+.PHONY: help setup demo test check interop bench docs lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv with everything installed
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq python3-venv; \
+	  else echo "Python's venv module is missing: install the package python3-venv"; exit 1; fi; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## the main job on an embedded server, step by step; ends by itself
+	$(PY) examples/demo.py
+
+test: $(STAMP) ## all tests that need nothing but Python
+	$(PY) -m pytest -q -m "not interop" $(ARGS)
+
+check: $(STAMP) ## format, lint, types, house rules, unit and property tests
+	$(VENV)/bin/ruff format --check src tests examples docs benchmarks
+	$(VENV)/bin/ruff check src tests examples docs benchmarks
+	$(VENV)/bin/mypy
+	$(PY) docs/make_docs.py --check
+	$(PY) -m pytest -q tests/house tests/unit tests/property
+
+interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways
+	$(PY) -m pytest -q tests/interop $(ARGS)
+
+bench: $(STAMP) ## measure sends and pulls; a line a run in benchmarks/results
+	$(PY) benchmarks/wire.py $(ARGS)
+
+docs: $(STAMP) ## make the generated pages in docs/ anew
+	$(PY) docs/make_docs.py
+
+lock: $(STAMP) ## write the exact versions in use to constraints.txt
+	@{ echo "# Exact versions for make setup; made by make lock."; \
+	   $(PY) -m pip list --format=freeze --exclude cometmq --exclude pip --exclude setuptools; } > constraints.txt
+
+clean: ## remove what make made
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

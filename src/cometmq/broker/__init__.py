@@ -1,0 +1,1 @@
+"""What a broker decides: pure, synchronous, driven by cometmq.net."""

@@ -1,0 +1,511 @@
+"""The Broker: a core that the driver runs (see ports.Core).
+
+Owns: the broker's state, who waits for what, and the order of things in a turn. One rule: handlers
+decide and change state at once; everything that must be waited for (flush, save, a name server's
+answer) parks the reply here, and the reply leaves when the last of them has come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from datetime import datetime
+
+import msgspec
+
+from cometmq.broker import heartbeat, pull
+from cometmq.broker.group_configs import GroupConfigs
+from cometmq.broker.holds import Holds
+from cometmq.broker.locks import QueueLocks
+from cometmq.broker.members import Members
+from cometmq.broker.offsets import Offsets
+from cometmq.broker.registration import NameServers
+from cometmq.broker.requests import TABLE
+from cometmq.broker.state import StateFile
+from cometmq.broker.stats import Stats
+from cometmq.broker.topics import Topics
+from cometmq.config import BrokerConfig
+from cometmq.ports import NEVER_MS, Close, ConnId, Out, Peer
+from cometmq.requests import Call, Reply, ServeStats, serve
+from cometmq.store.layout import StoreConfig
+from cometmq.store.state_files import load_state
+from cometmq.store.store import Store
+from cometmq.wire import message_id, properties
+from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
+from cometmq.wire.codes import ResponseCode
+from cometmq.wire.frame import Frame
+
+log = logging.getLogger("cometmq.broker")
+
+BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
+EXPIRY_SCAN_MS = 10_000
+STOP_WAIT_MS = 3_000
+
+
+class _Parked(msgspec.Struct, eq=False):
+    """A send whose message is in the log but not on disk yet."""
+
+    end_offset: int
+    until_ms: int
+    call: Call
+    reply: Reply
+    topic: str
+
+
+class _Birth(msgspec.Struct, eq=False):
+    """A new topic that is not yet saved and not yet known to all name servers."""
+
+    generation: int
+    ticket: int
+    until_ms: int
+    waiting: list[tuple[Call, Reply]] = []
+
+
+class _Forwarded(msgspec.Struct, eq=False):
+    """A request passed on to a client, whose answer goes back to who asked."""
+
+    call: Call
+    conn: ConnId
+    until_ms: int
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Where and who this broker is: its advertised address, and what makes its ids unique."""
+
+    host: str
+    port: int
+    pid: int = 0
+    node: int = 0
+
+
+class Broker:
+    """One broker. `store` is open; config files are read through its Files."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        store: Store,
+        now_ms: int,
+    ) -> None:
+        self.config = config
+        self.config_version = DataVersion(timestamp=now_ms)
+        self.identity = identity
+        self.store = store
+        self.store_host = message_id.pack_host(identity.host, identity.port)
+        self.address = _address(identity.host, identity.port)
+        self.ha_address = _address(identity.host, identity.port + 1)
+        self.peers: dict[ConnId, Peer] = {}
+        self.stats = Stats(now_ms)
+        self.served = ServeStats()
+        self.topics = Topics(config, load_state(store.files, "config/topics.json"), now_ms)
+        self.groups = GroupConfigs(
+            config, load_state(store.files, "config/subscriptionGroup.json"), now_ms
+        )
+        self.offsets = Offsets(
+            config, load_state(store.files, "config/consumerOffset.json"), now_ms
+        )
+        self.members = Members()
+        self.locks = QueueLocks()
+        self.holds = Holds(config.max_parked_pulls)
+        self.name_servers = NameServers(_addresses(config.namesrv))
+        self.is_stopping = False
+        self.stall_ms = 0
+        self._stop_by_ms = NEVER_MS
+        self._files: dict[str, StateFile] = {
+            one.name: one for one in (self.topics.file, self.groups.file, self.offsets.file)
+        }
+        self._parked: deque[_Parked] = deque()
+        self._births: dict[str, _Birth] = {}
+        self._forwarded: dict[int, _Forwarded] = {}
+        self._opaque = 0
+        self._queue_turn = 0
+        self._unique_count = 0
+        self._month: tuple[int, int] = (0, 0)
+        self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
+        self._next_clean_ms = now_ms + config.clean_interval_ms
+        self._clamp_offsets(now_ms)
+        self._derive()
+        self.deadline_ms = now_ms
+
+    def _derive(self) -> None:
+        """What is computed once from the settings because every message needs it."""
+        config = self.config
+        self.send_ext = {
+            properties.REGION: config.region,
+            properties.TRACE_ON: "true" if config.is_trace_on else "false",
+        }
+        self.added_properties = properties.build(
+            {**self.send_ext, properties.CLUSTER: config.cluster}
+        )
+
+    def _clamp_offsets(self, now_ms: int) -> None:
+        """After a crash a group may stand beyond what survived: put it at the end, and say so.
+
+        Without this, messages sent after the crash would reuse the offsets that the group believes
+        it has consumed, and be skipped.
+        """
+        for (topic, group), queues in self.offsets.table.items():
+            for queue_id, offset in queues.items():
+                most = self.store.max_offset(topic, queue_id)
+                if offset > most:
+                    queues[queue_id] = most
+                    self.offsets.file.changed(now_ms)
+                    log.warning(
+                        "consumer offset beyond the end after recovery group=%s topic=%s queue=%d "
+                        "before=%d after=%d",
+                        group,
+                        topic,
+                        queue_id,
+                        offset,
+                        most,
+                    )
+
+    # --------------------------------------------------------------------- the driver's calls
+
+    def opened(self, conn: ConnId, peer: Peer, now_ms: int, out: Out) -> None:
+        self.peers[conn] = peer
+        if peer.dialled is not None:
+            self.name_servers.opened(self, conn, peer.dialled, now_ms, out)
+            self._plan(now_ms)
+
+    def handle(self, conn: ConnId, frame: Frame, waited_ms: int, now_ms: int, out: Out) -> None:
+        if frame.is_response:
+            self._answered(conn, frame, now_ms, out)
+        else:
+            serve(self, TABLE, conn, frame, waited_ms, now_ms, out, self.served)
+
+    def settle(self, now_ms: int, out: Out) -> None:
+        """After a batch: feed queues, wake pulls, ask for flush and saves."""
+        self.stall_ms = 0
+        self._dispatch(now_ms, out)
+        flush = self.store.take_flush(now_ms)
+        if flush is not None:
+            out.append(flush)
+        self.topics.file.ask(now_ms, out)
+        self._plan(now_ms)
+
+    def closed(self, conn: ConnId, now_ms: int, out: Out) -> None:
+        self.peers.pop(conn, None)
+        self.holds.drop_connection(conn)
+        if self.name_servers.closed(conn, now_ms):
+            self._release_births(now_ms, out)
+        heartbeat.lost(self, conn, out)
+        for opaque in [o for o, one in self._forwarded.items() if one.conn == conn]:
+            self._forward_failed(opaque, "the client's connection was lost", out)
+
+    def dial_failed(self, address: str, reason: str, now_ms: int, out: Out) -> None:
+        self.name_servers.dial_failed(address, reason, now_ms)
+        self._plan(now_ms)
+
+    def flushed(self, kind: str, now_ms: int, out: Out) -> None:
+        self.store.flushed(kind, now_ms)
+        if kind == "log":
+            self._release_flushed(now_ms, out)
+
+    def flush_failed(self, kind: str, reason: str, now_ms: int, out: Out) -> None:
+        """The disk said no: nothing that waits is safe, and nothing new is accepted."""
+        self.store.flush_failed(kind, reason, now_ms)
+        log.critical(
+            "flush failed kind=%s reason=%s: the store is read-only until restart", kind, reason
+        )
+        while self._parked:
+            self._parked.popleft().call.answer(
+                Reply(
+                    ResponseCode.SERVICE_NOT_AVAILABLE,
+                    f"flush to disk failed ({reason}): this message may or may not survive; the "
+                    "broker accepts no more",
+                    self.send_ext,
+                ),
+                out,
+            )
+
+    def saved(self, name: str, reason: str | None, now_ms: int, out: Out) -> None:
+        self._files[name].done(reason, now_ms)
+        if name == self.topics.file.name:
+            self._release_births(now_ms, out)
+
+    def stalled(self, duration_ms: int, now_ms: int, out: Out) -> None:
+        self.stall_ms = duration_ms
+        log.warning("stalled duration_ms=%d: one request held everything up", duration_ms)
+
+    def tick(self, now_ms: int, out: Out) -> None:
+        for hold in self.holds.due(now_ms):
+            pull.resume(self, hold, now_ms, out)
+        self._release_flushed(now_ms, out)
+        self._release_births(now_ms, out)
+        self.name_servers.tick(self, now_ms, out)
+        for opaque in [o for o, one in self._forwarded.items() if one.until_ms <= now_ms]:
+            self._forward_failed(opaque, "the client did not answer in time", out)
+        queue_flush = self.store.take_queue_flush(now_ms)
+        if queue_flush is not None:
+            out.append(queue_flush)
+        for file in self._files.values():
+            file.ask(now_ms, out, at_once=self.is_stopping)
+        if now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
+            self._expire(now_ms, out)
+        if now_ms >= self._next_clean_ms:
+            self._next_clean_ms = now_ms + self.config.clean_interval_ms
+            self.store.clean(now_ms)
+        self.stats.sample(now_ms)
+        self._plan(now_ms)
+
+    def stop(self, now_ms: int, out: Out) -> None:
+        """Answer what waits, say goodbye, save; then `is_stopped`."""
+        self.is_stopping = True
+        self._stop_by_ms = now_ms + STOP_WAIT_MS
+        for hold in self.holds.drain():
+            pull.resume(self, hold, now_ms, out)
+        self.name_servers.leave(self, now_ms, out)
+        for file in self._files.values():
+            file.ask(now_ms, out, at_once=True)
+        self._plan(now_ms)
+
+    @property
+    def is_stopped(self) -> bool:
+        if not self.is_stopping:
+            return False
+        if self._parked and not self.store.read_only_reason:
+            return False
+        return self.name_servers.has_left and all(one.is_clean for one in self._files.values())
+
+    def close(self, now_ms: int) -> None:
+        self.store.close(now_ms)
+
+    # --------------------------------------------------------------------------- in a turn
+
+    def _dispatch(self, now_ms: int, out: Out) -> None:
+        """Feed the queues, and answer the pulls that waited for what came."""
+        arrivals = self.store.dispatch(now_ms)
+        if not self.holds.count:
+            return
+        for arrival in arrivals:
+            for hold in self.holds.arrived(
+                arrival.topic,
+                arrival.queue_id,
+                arrival.queue_offset,
+                arrival.tags_code,
+                arrival.properties,
+            ):
+                pull.resume(self, hold, now_ms, out)
+
+    def _plan(self, now_ms: int) -> None:
+        """When the next tick is needed."""
+        moments = [
+            self.holds.next_ms,
+            self.name_servers.next_ms,
+            self.store.next_deadline_ms(now_ms),
+            self.stats.next_sample_ms,
+            self._next_expiry_ms,
+            self._next_clean_ms,
+        ]
+        moments.extend(file.due_ms for file in self._files.values() if not file.is_saving)
+        if self._parked:
+            moments.append(self._parked[0].until_ms)
+        if self._births:
+            moments.append(min(birth.until_ms for birth in self._births.values()))
+        if self._forwarded:
+            moments.append(min(one.until_ms for one in self._forwarded.values()))
+        self.deadline_ms = min(moments)
+
+    def _expire(self, now_ms: int, out: Out) -> None:
+        """Clients without a heartbeat for two minutes are gone, whatever their socket says."""
+        for client in self.members.silent(now_ms - self.config.client_expiry_ms):
+            reason = (
+                f"client {client.client_id} sent no heartbeat for {self.config.client_expiry_ms} ms"
+            )
+            out.append(Close(client.conn, reason))
+            heartbeat.lost(self, client.conn, out)
+        self.locks.expire(now_ms)
+
+    # ------------------------------------------------------------------- replies that wait
+
+    def acknowledge(
+        self, call: Call, reply: Reply, end_offset: int, topic: str, *, waits: bool
+    ) -> Reply | None:
+        """A message is in the log: answer now, or when it is safe and its topic is known."""
+        if call.frame.is_oneway:
+            return None
+        if self.store.config.is_sync_flush and waits and self.store.flushed_offset < end_offset:
+            until_ms = call.now_ms + self.config.sync_flush_timeout_ms
+            self._parked.append(_Parked(end_offset, until_ms, call, reply, topic))
+            return None
+        birth = self._births.get(topic) if self._births else None
+        if birth is not None:
+            birth.waiting.append((call, reply))
+            return None
+        return reply
+
+    def _release_flushed(self, now_ms: int, out: Out) -> None:
+        flushed = self.store.flushed_offset
+        while self._parked:
+            parked = self._parked[0]
+            if parked.end_offset > flushed:
+                if parked.until_ms > now_ms:
+                    return
+                self.stats.counters.flush_timeouts += 1
+                parked.reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
+                parked.reply.remark = (
+                    f"stored, but not flushed to disk within {self.config.sync_flush_timeout_ms} "
+                    "ms (syncFlushTimeout)"
+                )
+            self._parked.popleft()
+            birth = self._births.get(parked.topic)
+            if birth is not None:
+                birth.waiting.append((parked.call, parked.reply))
+            else:
+                parked.call.answer(parked.reply, out)
+
+    def announce(self, topic: TopicConfig, now_ms: int, out: Out) -> None:
+        """Tell the name servers of a new or changed topic; its sends wait until they know."""
+        self.stats.counters.topics_created += 1
+        ticket = self.name_servers.register_topic(self, topic, now_ms, out)
+        before = self._births.get(topic.topicName)
+        self._births[topic.topicName] = _Birth(
+            generation=self.topics.file.generation,
+            ticket=ticket,
+            until_ms=now_ms + BIRTH_WAIT_MS,
+            waiting=before.waiting if before is not None else [],
+        )
+
+    def _release_births(self, now_ms: int, out: Out) -> None:
+        for name in list(self._births):
+            birth = self._births[name]
+            is_known = self.topics.file.is_saved(birth.generation) and self.name_servers.is_told(
+                birth.ticket
+            )
+            if not is_known and birth.until_ms > now_ms:
+                continue
+            if not is_known:
+                log.warning(
+                    "topic %s answered before it was saved and registered everywhere: waited %d ms",
+                    name,
+                    BIRTH_WAIT_MS,
+                )
+            del self._births[name]
+            for call, reply in birth.waiting:
+                call.answer(reply, out)
+
+    def forward(self, conn: ConnId, opaque: int, call: Call, until_ms: int) -> None:
+        """A request was passed on to a client; its answer goes to who asked."""
+        self._forwarded[opaque] = _Forwarded(call, conn, until_ms)
+
+    def _forward_failed(self, opaque: int, why: str, out: Out) -> None:
+        forwarded = self._forwarded.pop(opaque)
+        forwarded.call.answer(Reply(ResponseCode.CONSUME_MSG_TIMEOUT, why), out)
+
+    def _answered(self, conn: ConnId, frame: Frame, now_ms: int, out: Out) -> None:
+        forwarded = self._forwarded.get(frame.opaque)
+        if forwarded is not None and forwarded.conn == conn:
+            del self._forwarded[frame.opaque]
+            forwarded.call.answer(Reply(frame.code, frame.remark, frame.ext, frame.body), out)
+            return
+        self.name_servers.answered(self, conn, frame, now_ms, out)
+        if self._births:
+            self._release_births(now_ms, out)
+
+    # ------------------------------------------------------------------- used by handlers
+
+    def commit_offset(self, topic: str, group: str, queue_id: int, offset: int, call: Call) -> None:
+        peer = self.peers.get(call.conn)
+        self.offsets.commit(
+            topic, group, queue_id, offset, call.now_ms, peer.address if peer else "?"
+        )
+
+    def wake_group(self, topic: str, group: str, now_ms: int, out: Out) -> None:
+        """End the held pulls of a group, so that a reset reaches it now and not in 15 s."""
+        for hold in self.holds.of_group(topic, group):
+            pull.resume(self, hold, now_ms, out)
+
+    def reconfigure(self, config: BrokerConfig, now_ms: int) -> None:
+        """Live settings have changed."""
+        self.config = config
+        self.config_version = self.config_version.next(now_ms)
+        self.store.reconfigure(store_config(config, self.store.config.in_memory_bytes))
+        self._derive()
+
+    def adopt(self, topics: list[TopicConfig], groups: list[GroupConfig], now_ms: int) -> None:
+        """Topics and groups of a running cluster, copied into a broker that joins it."""
+        for topic in topics:
+            if self.topics.get(topic.topicName) is None:
+                self.topics.put(topic, now_ms)
+        for group in groups:
+            if self.groups.get(group.groupName) is None:
+                self.groups.put(group, now_ms)
+
+    def next_opaque(self) -> int:
+        self._opaque = self._opaque % 0x7FFFFFFF + 1
+        return self._opaque
+
+    def any_queue(self, topic: TopicConfig) -> int:
+        """A write queue for who doesn't care; in turn, so that they fill evenly."""
+        self._queue_turn += 1
+        return self._queue_turn % max(topic.writeQueueNums, 1)
+
+    def make_unique_key(self, now_ms: int) -> str:
+        """A unique id for a message that came without one; it tells the time, as Java's does."""
+        begin_ms, end_ms = self._month
+        if not begin_ms <= now_ms < end_ms:
+            now = datetime.fromtimestamp(now_ms / 1000)
+            begin = datetime(now.year, now.month, 1)
+            end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1)
+            begin_ms, end_ms = int(begin.timestamp() * 1000), int(end.timestamp() * 1000)
+            self._month = (begin_ms, end_ms)
+        self._unique_count += 1
+        return message_id.unique_id(
+            self.store_host[:-4],
+            self.identity.pid,
+            self.identity.node,
+            now_ms - begin_ms,
+            self._unique_count,
+        )
+
+    @property
+    def is_registered(self) -> bool:
+        """Every name server knows this broker."""
+        return self.name_servers.has_registered
+
+
+def store_config(config: BrokerConfig, in_memory_bytes: int) -> StoreConfig:
+    """The part of a broker's settings that is the store's."""
+    return StoreConfig(
+        log_file_bytes=config.log_file_bytes,
+        queue_file_bytes=config.queue_file_bytes,
+        index_slots=config.index_slots,
+        index_entries=config.index_entries,
+        is_sync_flush=config.flush == "SYNC_FLUSH",
+        flush_interval_ms=config.flush_interval_ms,
+        flush_least_pages=config.flush_least_pages,
+        flush_thorough_ms=config.flush_thorough_ms,
+        queue_flush_interval_ms=config.queue_flush_interval_ms,
+        queue_flush_least_pages=config.queue_flush_least_pages,
+        queue_flush_thorough_ms=config.queue_flush_thorough_ms,
+        max_message_bytes=config.max_message_bytes,
+        max_fetch_count=config.max_pull_count_memory,
+        max_fetch_bytes=config.max_pull_bytes_memory,
+        max_cold_fetch_count=config.max_pull_count_disk,
+        max_cold_fetch_bytes=config.max_pull_bytes_disk,
+        in_memory_bytes=in_memory_bytes,
+        file_reserved_hours=config.file_reserved_hours,
+        delete_when=config.delete_when,
+        delete_batch=config.delete_batch,
+        clean_interval_ms=config.clean_interval_ms,
+        clean_forcibly=config.clean_forcibly,
+        disk_max_used_ratio=config.disk_max_used_percent / 100,
+        disk_forcible_ratio=config.disk_clean_forcibly_percent / 100,
+        disk_warning_ratio=config.disk_warning_percent / 100,
+        index_enabled=config.is_index_enabled,
+        verify_crc_on_recover=config.verify_crc_on_recover,
+        delay_levels=config.delay_levels,
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _addresses(text: str) -> list[str]:
+    """`a:1;b:2` (or commas) to a list without repeats."""
+    found = [one.strip() for one in text.replace(",", ";").split(";")]
+    return list(dict.fromkeys(one for one in found if one))

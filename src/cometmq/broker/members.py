@@ -1,0 +1,225 @@
+"""Who is online: producers and consumers by group, and what each group subscribes to.
+
+Owns: live members, the subscription table of each group, and the watch for members of one group
+that subscribe to different things. One rule: as in RocketMQ the subscription belongs to the group,
+a newer subVersion replaces it; because that loses messages silently when members disagree, a
+disagreement is logged once with both sides, counted, and shown in the group's status.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from cometmq.broker import filters, names
+from cometmq.broker.filters import TagFilter
+from cometmq.ports import ConnId
+from cometmq.wire.bodies import ConsumerOfHeartbeat, Subscription
+
+log = logging.getLogger("cometmq.broker")
+
+MAX_CONFLICTS_KEPT = 64  # per group, for its status
+
+
+class Client(msgspec.Struct):
+    """One connection of one client program."""
+
+    conn: ConnId
+    client_id: str
+    address: str
+    language: int
+    version: int
+    serialize: int
+    seen_ms: int
+
+
+class Member(msgspec.Struct):
+    """A client in a consumer group, with what it said it subscribes to."""
+
+    client: Client
+    wants: dict[str, str] = {}
+
+
+class ConsumerGroup(msgspec.Struct):
+    """A consumer group with at least one member."""
+
+    name: str
+    members: dict[ConnId, Member] = {}
+    subscriptions: dict[str, Subscription] = {}
+    filters: dict[str, TagFilter] = {}
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from: str = "CONSUME_FROM_LAST_OFFSET"
+    fingerprint: int = 0
+    conflicts: dict[str, str] = {}
+
+    def client_ids(self) -> list[str]:
+        """Distinct ids in the order they joined."""
+        return list(dict.fromkeys(m.client.client_id for m in self.members.values()))
+
+
+class Members:
+    """All live groups of a broker."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self.producers: dict[str, dict[ConnId, Client]] = {}
+        self._by_conn: dict[ConnId, set[str]] = {}
+        self._producer_groups: dict[ConnId, set[str]] = {}
+        self.subscription_conflicts = 0
+
+    # ---------------------------------------------------------------------------- consumers
+
+    def join(self, consumer: ConsumerOfHeartbeat, client: Client, *, keep_subs: bool) -> bool:
+        """A heartbeat of one consumer; True if membership or subscription changed."""
+        group = self.consumers.get(consumer.groupName)
+        if group is None:
+            group = self.consumers[consumer.groupName] = ConsumerGroup(consumer.groupName)
+        group.consume_type = consumer.consumeType
+        group.message_model = consumer.messageModel
+        group.consume_from = consumer.consumeFromWhere
+        member = group.members.get(client.conn)
+        is_new = member is None or member.client.client_id != client.client_id
+        if is_new or member is None:
+            member = group.members[client.conn] = Member(client)
+            self._by_conn.setdefault(client.conn, set()).add(group.name)
+            log.info(
+                "member joined group=%s client=%s peer=%s members=%d",
+                group.name,
+                client.client_id,
+                client.address,
+                len(group.members),
+            )
+        else:
+            member.client = client
+        if keep_subs:
+            return is_new
+        changed = self._subscribe(group, consumer.subscriptions)
+        member.wants = {
+            one.topic: f"{one.expressionType}:{one.subString}" for one in consumer.subscriptions
+        }
+        self._watch_conflicts(group, member)
+        return is_new or changed
+
+    def _subscribe(self, group: ConsumerGroup, wanted: tuple[Subscription, ...]) -> bool:
+        changed = False
+        for one in wanted:
+            before = group.subscriptions.get(one.topic)
+            if before is not None and one.subVersion <= before.subVersion:
+                continue
+            if before is None:
+                changed = True
+                log.info(
+                    "subscribed group=%s topic=%s expression=%r",
+                    group.name,
+                    one.topic,
+                    one.subString,
+                )
+            elif before.subString != one.subString:
+                log.info(
+                    "subscription changed group=%s topic=%s before=%r after=%r",
+                    group.name,
+                    one.topic,
+                    before.subString,
+                    one.subString,
+                )
+            group.subscriptions[one.topic] = one
+            if one.expressionType in ("TAG", ""):
+                group.filters[one.topic] = filters.of_subscription(one)
+            else:
+                group.filters.pop(one.topic, None)
+        topics = {one.topic for one in wanted}
+        for topic in [topic for topic in group.subscriptions if topic not in topics]:
+            log.info("unsubscribed group=%s topic=%s", group.name, topic)
+            del group.subscriptions[topic]
+            group.filters.pop(topic, None)
+            changed = True
+        return changed
+
+    def _watch_conflicts(self, group: ConsumerGroup, member: Member) -> None:
+        mine = _wants(member)
+        for other in group.members.values():
+            if other is member or not other.wants or _wants(other) == mine:
+                continue
+            left, right = sorted((member, other), key=lambda m: m.client.client_id)
+            text = (
+                f"{left.client.client_id} wants {_wants(left)}; "
+                f"{right.client.client_id} wants {_wants(right)}"
+            )
+            if text in group.conflicts or len(group.conflicts) >= MAX_CONFLICTS_KEPT:
+                continue
+            group.conflicts[text] = text
+            self.subscription_conflicts += 1
+            log.warning(
+                "subscriptions differ group=%s: %s. All members of a group must subscribe to the "
+                "same topics with the same expression, otherwise messages are lost to the group",
+                group.name,
+                text,
+            )
+            return
+
+    def leave(self, name: str, conn: ConnId) -> bool:
+        """A member leaves a consumer group; True if it was there."""
+        group = self.consumers.get(name)
+        if group is None or conn not in group.members:
+            return False
+        member = group.members.pop(conn)
+        self._by_conn.get(conn, set()).discard(name)
+        log.info(
+            "member left group=%s client=%s members=%d",
+            name,
+            member.client.client_id,
+            len(group.members),
+        )
+        if not group.members:
+            del self.consumers[name]
+        return True
+
+    # ---------------------------------------------------------------------------- producers
+
+    def produce(self, name: str, client: Client) -> None:
+        """A heartbeat of one producer group."""
+        self.producers.setdefault(name, {})[client.conn] = client
+        self._producer_groups.setdefault(client.conn, set()).add(name)
+
+    def leave_producers(self, name: str, conn: ConnId) -> None:
+        clients = self.producers.get(name)
+        if clients is not None and clients.pop(conn, None) is not None and not clients:
+            del self.producers[name]
+        self._producer_groups.get(conn, set()).discard(name)
+
+    # -------------------------------------------------------------------------------- both
+
+    def drop(self, conn: ConnId) -> list[str]:
+        """A connection is gone: out of all groups; returns the consumer groups that changed."""
+        for name in sorted(self._producer_groups.pop(conn, set())):
+            self.leave_producers(name, conn)
+        changed = [name for name in sorted(self._by_conn.get(conn, set()))]
+        for name in changed:
+            self.leave(name, conn)
+        self._by_conn.pop(conn, None)
+        return changed
+
+    def silent(self, before_ms: int) -> list[Client]:
+        """Clients whose last heartbeat is older than this."""
+        found: dict[ConnId, Client] = {}
+        for group in self.consumers.values():
+            for conn, member in group.members.items():
+                if member.client.seen_ms < before_ms:
+                    found[conn] = member.client
+        for clients in self.producers.values():
+            for conn, client in clients.items():
+                if client.seen_ms < before_ms:
+                    found[conn] = client
+        return list(found.values())
+
+
+def _wants(member: Member) -> str:
+    """What a member subscribes to, as text; its retry topic is the group's own business."""
+    parts = [
+        f"{topic}[{expression}]"
+        for topic, expression in sorted(member.wants.items())
+        if not topic.startswith(names.RETRY_PREFIX)
+    ]
+    return ", ".join(parts) or "nothing"

@@ -1,0 +1,220 @@
+"""Pulls: 11 and 361, with long polling.
+
+Owns: the checks of a pull in RocketMQ's order, the offset cases, and when a pull is held. One rule:
+every answer with code 0, 19, 20 or 21 carries all four offsets (Java clients fail on a missing
+one), and a pull is held at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cometmq.broker import filters
+from cometmq.broker.filters import TagFilter
+from cometmq.broker.holds import Hold
+from cometmq.errors import RequestRefused
+from cometmq.ports import Out
+from cometmq.requests import Call, Reply
+from cometmq.store.results import FetchStatus
+from cometmq.wire import properties, record
+from cometmq.wire.codes import Perm, PullFlag, RequestCode, ResponseCode
+from cometmq.wire.headers import PullHeader
+
+if TYPE_CHECKING:
+    from cometmq.broker.broker import Broker
+
+MAX_HOLD_MS = 60_000  # a client may ask for more; nobody's request timeout is that long
+
+_CODES = {
+    FetchStatus.FOUND: ResponseCode.SUCCESS,
+    FetchStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    FetchStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    FetchStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    FetchStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    FetchStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    FetchStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+def pull(broker: Broker, call: Call) -> Reply | None:
+    """Answer with messages, or hold the request until there are some."""
+    header: PullHeader = call.header
+    wants = _check(broker, call, header)
+    if header.sysFlag & PullFlag.COMMIT_OFFSET:
+        broker.commit_offset(
+            header.topic, header.consumerGroup, header.queueId, header.commitOffset, call
+        )
+    return run(broker, call, wants, call.now_ms, may_hold=True)
+
+
+def resume(broker: Broker, hold: Hold, now_ms: int, out: Out) -> None:
+    """A hold has ended: run the pull once more and answer whatever comes."""
+    call = hold.call
+    try:
+        reply = run(broker, call, hold.wants, now_ms, may_hold=False)
+    except RequestRefused as refused:
+        reply = Reply(refused.code, refused.remark, refused.ext or {})
+    if reply is not None:
+        call.answer(reply, out)
+
+
+def _check(broker: Broker, call: Call, header: PullHeader) -> TagFilter:
+    """RocketMQ's checks in its order; returns the filter that applies."""
+    config = broker.config
+    if not config.permission & Perm.READ:
+        raise _forbidden(1, f"broker {config.name} is not readable (brokerPermission)")
+    is_lite = header.sysFlag & PullFlag.LITE or call.frame.code == RequestCode.LITE_PULL_MESSAGE
+    if is_lite and not config.is_lite_pull_enabled:
+        raise _forbidden(1, "lite pull is off on this broker (litePullMessageEnable)")
+    group = broker.groups.find(
+        header.consumerGroup, auto_create=config.is_group_auto_created, now_ms=call.now_ms
+    )
+    if group is None:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group {header.consumerGroup!r} does not exist on {config.name}",
+        )
+    if not group.consumeEnable:
+        raise _forbidden(2, f"group {group.groupName!r} may not consume (consumeEnable)")
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        raise RequestRefused(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {header.topic!r} does not exist on {config.name}; create it or send to it",
+        )
+    if not topic.perm & Perm.READ:
+        raise _forbidden(3, f"topic {header.topic!r} is not readable (perm={topic.perm})")
+    if not 0 <= header.queueId < topic.readQueueNums:
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"queue {header.queueId} of topic {header.topic!r}: it has {topic.readQueueNums} read "
+            f"queues on {config.name}",
+        )
+    if header.sysFlag & PullFlag.SUBSCRIPTION:
+        if header.expressionType not in (None, "", "TAG"):
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker does not support filters of type {header.expressionType}; use TAG",
+            )
+        return filters.parse_tags(header.subscription)
+    return _registered_filter(broker, header, group.consumeBroadcastEnable)
+
+
+def _registered_filter(broker: Broker, header: PullHeader, allows_broadcast: bool) -> TagFilter:
+    """The filter that the group's heartbeat brought; 24 and 25 make the client wait for it."""
+    live = broker.members.consumers.get(header.consumerGroup)
+    if live is None:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"group {header.consumerGroup!r} has no member on this broker yet (no heartbeat)",
+        )
+    if not allows_broadcast and live.message_model == "BROADCASTING":
+        raise _forbidden(4, f"group {header.consumerGroup!r} may not broadcast")
+    subscription = live.subscriptions.get(header.topic)
+    if subscription is None:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            f"group {header.consumerGroup!r} does not subscribe to {header.topic!r}; its members "
+            "must all subscribe to the same topics",
+        )
+    if subscription.subVersion < header.subVersion:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_NOT_LATEST,
+            f"the subscription of group {header.consumerGroup!r} to {header.topic!r} is older "
+            "here than in the request; wait for the next heartbeat",
+        )
+    found = live.filters.get(header.topic)
+    if found is None:
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the broker does not support filters of type {subscription.expressionType}; use TAG",
+        )
+    return found
+
+
+def _forbidden(kind: int, remark: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": str(kind)})
+
+
+def run(
+    broker: Broker, call: Call, wants: TagFilter, now_ms: int, *, may_hold: bool
+) -> Reply | None:
+    """Read the queue once and answer, or hold."""
+    header: PullHeader = call.header
+    topic, group, queue_id = header.topic, header.consumerGroup, header.queueId
+    store, stats = broker.store, broker.stats
+    reset = broker.offsets.take_reset(topic, group, queue_id) if broker.offsets.resets else None
+    if reset is not None:
+        ext = _ext(reset, store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
+        return Reply(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", ext)
+    fetched = store.fetch(
+        topic,
+        queue_id,
+        header.queueOffset,
+        header.maxMsgNums,
+        _accept(broker, wants),
+    )
+    status = fetched.status
+    if status in (FetchStatus.NO_MESSAGE_IN_QUEUE, FetchStatus.NO_MATCHED_LOGIC_QUEUE):
+        is_start = header.queueOffset == 0
+        code = ResponseCode.PULL_NOT_FOUND if is_start else ResponseCode.PULL_OFFSET_MOVED
+    else:
+        code = _CODES[status]
+    if code == ResponseCode.PULL_NOT_FOUND and may_hold and header.sysFlag & PullFlag.SUSPEND:
+        if _hold(broker, call, wants, now_ms):
+            return None
+    ext = _ext(fetched.next_offset, fetched.min_offset, fetched.max_offset)
+    if fetched.count:
+        stats.got(topic, group, fetched.count, len(fetched.body))
+        broker.offsets.note_pull(topic, group, queue_id, fetched.next_offset)
+    else:
+        stats.counters.get_miss += 1
+    return Reply(code, status.name, ext, fetched.body)
+
+
+def _accept(broker: Broker, wants: TagFilter) -> Callable[[int, int], bool] | None:
+    """The filter as the store asks it: by a unit's tag code, or by the record's own tag."""
+    if wants.accepts_all:
+        return None
+    if not wants.prefixes:
+        return lambda tags_code, log_offset: wants.accepts_code(tags_code)
+
+    def by_text(tags_code: int, log_offset: int) -> bool:
+        raw = broker.store.record_at(log_offset)
+        if raw is None:
+            return True  # the store tells what is wrong with it
+        return wants.accepts_tag(properties.get(record.decode(raw).properties, properties.TAGS))
+
+    return by_text
+
+
+def _hold(broker: Broker, call: Call, wants: TagFilter, now_ms: int) -> bool:
+    header: PullHeader = call.header
+    config = broker.config
+    if broker.is_stopping or call.conn not in broker.peers:
+        return False
+    hold_ms = min(max(header.suspendTimeoutMillis, 0), MAX_HOLD_MS)
+    if not config.is_long_polling_enabled:
+        hold_ms = min(hold_ms, config.short_polling_ms)
+    if hold_ms == 0:
+        return False
+    return broker.holds.park(
+        Hold(
+            call=call,
+            topic=header.topic,
+            queue_id=header.queueId,
+            offset=header.queueOffset,
+            wants=wants,
+            until_ms=now_ms + hold_ms,
+        )
+    )
+
+
+def _ext(next_offset: int, min_offset: int, max_offset: int) -> dict[str, str]:
+    return {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(next_offset),
+        "minOffset": str(min_offset),
+        "maxOffset": str(max_offset),
+    }

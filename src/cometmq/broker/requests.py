@@ -1,0 +1,76 @@
+"""THE TABLE: what a broker answers. Start reading here.
+
+Each row: code -> how its header is read, and the function that decides. Codes that aren't here are
+answered with 3 (not supported).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cometmq.broker import admin, heartbeat, pull, query, send, status
+from cometmq.requests import Entry
+from cometmq.wire import headers as h
+from cometmq.wire.codes import RequestCode as C
+
+if TYPE_CHECKING:
+    from cometmq.broker.broker import Broker
+
+TABLE: dict[int, Entry[Broker]] = {
+    # messages in and out
+    C.SEND_MESSAGE: Entry(send.send, h.SendHeader),
+    C.SEND_MESSAGE_V2: Entry(send.send, h.parse_send_v2),
+    C.SEND_BATCH_MESSAGE: Entry(send.send, h.parse_send_v2),
+    C.PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
+    C.LITE_PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
+    # questions
+    C.QUERY_MESSAGE: Entry(query.by_key, h.QueryMessageHeader),
+    C.VIEW_MESSAGE_BY_ID: Entry(query.by_log_offset, h.ViewMessageHeader),
+    C.QUERY_CONSUMER_OFFSET: Entry(query.consumer_offset, h.QueryConsumerOffsetHeader),
+    C.UPDATE_CONSUMER_OFFSET: Entry(query.commit_offset, h.UpdateConsumerOffsetHeader),
+    C.SEARCH_OFFSET_BY_TIMESTAMP: Entry(query.offset_by_time, h.SearchOffsetHeader),
+    C.GET_MAX_OFFSET: Entry(query.max_offset, h.QueueHeader),
+    C.GET_MIN_OFFSET: Entry(query.min_offset, h.QueueHeader),
+    C.GET_EARLIEST_MSG_STORETIME: Entry(query.earliest_time, h.QueueHeader),
+    # clients
+    C.HEART_BEAT: Entry(heartbeat.heartbeat),
+    C.UNREGISTER_CLIENT: Entry(heartbeat.unregister, h.UnregisterClientHeader),
+    C.GET_CONSUMER_LIST_BY_GROUP: Entry(heartbeat.member_ids, h.ConsumerGroupHeader),
+    C.LOCK_BATCH_MQ: Entry(heartbeat.lock),
+    C.UNLOCK_BATCH_MQ: Entry(heartbeat.unlock),
+    C.CHECK_CLIENT_CONFIG: Entry(heartbeat.check_client_config),
+    # topics, groups, offsets, settings
+    C.UPDATE_AND_CREATE_TOPIC: Entry(admin.create_topic, h.CreateTopicHeader),
+    C.UPDATE_AND_CREATE_TOPIC_LIST: Entry(admin.create_topics),
+    C.DELETE_TOPIC_IN_BROKER: Entry(admin.delete_topic, h.TopicHeader),
+    C.GET_ALL_TOPIC_CONFIG: Entry(admin.all_topics),
+    C.GET_TOPIC_CONFIG: Entry(admin.one_topic, h.TopicHeader),
+    C.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Entry(admin.system_topics),
+    C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Entry(admin.create_group),
+    C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Entry(admin.create_groups),
+    C.DELETE_SUBSCRIPTIONGROUP: Entry(admin.delete_group, h.GroupNameHeader),
+    C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Entry(admin.all_groups),
+    C.GET_SUBSCRIPTIONGROUP_CONFIG: Entry(admin.one_group, h.GroupHeader),
+    C.GET_ALL_CONSUMER_OFFSET: Entry(admin.all_offsets),
+    C.INVOKE_BROKER_TO_RESET_OFFSET: Entry(admin.reset_offset, h.ResetOffsetHeader),
+    C.CLONE_GROUP_OFFSET: Entry(admin.clone_offsets, h.CloneOffsetHeader),
+    C.GET_BROKER_CONFIG: Entry(admin.get_config),
+    C.UPDATE_BROKER_CONFIG: Entry(admin.update_config),
+    C.TRIGGER_DELETE_FILES: Entry(admin.clean_files),
+    C.CLEAN_EXPIRED_CONSUMEQUEUE: Entry(admin.clean_files),
+    C.DELETE_EXPIRED_COMMITLOG: Entry(admin.clean_files),
+    C.CLEAN_UNUSED_TOPIC: Entry(admin.clean_unused_topics),
+    # status
+    C.GET_BROKER_RUNTIME_INFO: Entry(status.runtime),
+    C.GET_TOPIC_STATS_INFO: Entry(status.topic_stats, h.TopicHeader),
+    C.GET_CONSUME_STATS: Entry(status.consume_stats, h.ConsumeStatsHeader),
+    C.GET_CONSUMER_CONNECTION_LIST: Entry(status.consumer_connections, h.ConsumerGroupHeader),
+    C.GET_PRODUCER_CONNECTION_LIST: Entry(status.producer_connections, h.ProducerGroupHeader),
+    C.GET_ALL_PRODUCER_INFO: Entry(status.all_producers),
+    C.QUERY_TOPIC_CONSUME_BY_WHO: Entry(status.groups_of_topic, h.TopicHeader),
+    C.QUERY_TOPICS_BY_CONSUMER: Entry(status.topics_of_group, h.GroupHeader),
+    C.QUERY_SUBSCRIPTION_BY_CONSUMER: Entry(status.subscription_of_group, h.SubscriptionHeader),
+    C.QUERY_CONSUME_TIME_SPAN: Entry(status.time_span, h.TimeSpanHeader),
+    C.VIEW_BROKER_STATS_DATA: Entry(status.stats_item, h.StatsHeader),
+    C.GET_CONSUMER_RUNNING_INFO: Entry(status.ask_client, h.ClientOfGroupHeader),
+}

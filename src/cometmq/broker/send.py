@@ -1,0 +1,314 @@
+"""Sends: 10 and 310 for one message, 320 (or the batch flag) for many.
+
+Owns: the checks of a send in RocketMQ's order, the properties a broker adds, and the answer. One
+rule: nothing is changed until every check has passed, and no success is answered before the message
+is as safe as the flush mode promises and its topic is known to the name servers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cometmq.broker import names
+from cometmq.errors import (
+    BodyError,
+    MessageIllegal,
+    RequestRefused,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
+from cometmq.message import NewMessage
+from cometmq.requests import Call, Reply
+from cometmq.wire import message_id, properties, record
+from cometmq.wire.bodies import TopicConfig
+from cometmq.wire.codes import TRANSACTION_MASK, Perm, ResponseCode, SysFlag
+from cometmq.wire.headers import SendHeader
+
+if TYPE_CHECKING:
+    from cometmq.broker.broker import Broker
+
+_RESERVED = (
+    properties.REGION,
+    properties.TRACE_ON,
+    properties.CLUSTER,
+    properties.POP_CHECKPOINT,
+)
+_LATER = (
+    properties.DELAY,
+    properties.TIMER_DELAY_SEC,
+    properties.TIMER_DELAY_MS,
+    properties.TIMER_DELIVER_MS,
+)
+
+
+def send(broker: Broker, call: Call) -> Reply | None:
+    """Store one message or one batch."""
+    header: SendHeader = call.header
+    try:
+        _check_busy(broker, call)
+        topic = _check(broker, header, call)
+        if header.batch:
+            return _store_batch(broker, call, header, topic)
+        return _store_one(broker, call, header, topic)
+    except RequestRefused as refused:
+        broker.stats.counters.put_failed += 1
+        refused.ext = broker.send_ext
+        raise
+    except BodyError as error:
+        broker.stats.counters.put_failed += 1
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error), broker.send_ext) from None
+
+
+def _check_busy(broker: Broker, call: Call) -> None:
+    config, counters = broker.config, broker.stats.counters
+    if not config.is_fast_failure_enabled:
+        return
+    if call.waited_ms > config.send_queue_wait_ms:
+        counters.busy_queue_wait += 1
+        raise RequestRefused(
+            ResponseCode.SYSTEM_BUSY,
+            f"[TIMEOUT_CLEAN_QUEUE] broker busy: this send waited {call.waited_ms} ms in the "
+            f"request queue, limit {config.send_queue_wait_ms} ms (waitTimeMillsInSendQueue)",
+        )
+    if broker.stall_ms > config.append_stall_ms:
+        counters.busy_slow_append += 1
+        raise RequestRefused(
+            ResponseCode.SYSTEM_BUSY,
+            f"[PCBUSY_CLEAN_QUEUE] broker busy: the append before this one took "
+            f"{broker.stall_ms} ms, limit {config.append_stall_ms} ms "
+            "(osPageCacheBusyTimeOutMills)",
+        )
+
+
+def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
+    """Everything that may refuse a send before the store is asked; returns the topic."""
+    config, now_ms = broker.config, call.now_ms
+    if now_ms < config.accept_sends_from_ms:
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"broker accepts sends from {config.accept_sends_from_ms} on "
+            "(startAcceptSendRequestTimeStamp)",
+        )
+    if broker.is_stopping:
+        raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is shutting down")
+    names.check_topic(header.topic)
+    known = broker.topics.get(header.topic)
+    if not config.permission & Perm.WRITE and known is not None and known.order:
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION,
+            f"broker {config.name} is not writable (brokerPermission={config.permission}) and "
+            f"topic {header.topic!r} is ordered",
+        )
+    if header.topic in names.NOT_FOR_CLIENTS:
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION, f"clients may not send to system topic {header.topic!r}"
+        )
+    if header.sysFlag & (SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, "inner batches (queue.type=BatchCQ) are not supported"
+        )
+    retry_group = None
+    if header.topic.startswith(names.RETRY_PREFIX):
+        retry_group = header.topic[len(names.RETRY_PREFIX) :]
+        names.check_group(retry_group)
+    if header.batch and (retry_group is not None or len(header.topic) > names.MAX_TOPIC):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, "batches can't go to a retry topic or a long topic name"
+        )
+    if not header.batch:
+        _check_kind(header)
+        _check_size(broker, header, len(call.frame.body))
+    topic = known or _create(broker, header, retry_group, call)
+    queue_count = max(topic.readQueueNums, topic.writeQueueNums)
+    if header.queueId >= queue_count:
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"queue {header.queueId} of topic {header.topic!r}: it has {topic.readQueueNums} read "
+            f"and {topic.writeQueueNums} write queues on {config.name}",
+        )
+    if retry_group is not None and broker.groups.get(retry_group) is None:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group {retry_group!r} does not exist on {config.name}",
+        )
+    return topic
+
+
+def _check_kind(header: SendHeader) -> None:
+    """Message kinds that this version can't keep are refused, never stored as something else."""
+    text = header.properties or ""
+    if (properties.get(text, properties.HALF) or "").lower() == "true":
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION, "transactional messages are not supported by this version"
+        )
+    for name in _LATER:
+        value = properties.get(text, name)
+        if value is not None and value != "0":
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"delayed messages are not supported by this version ({name}={value})",
+            )
+
+
+def _check_size(broker: Broker, header: SendHeader, body_bytes: int) -> None:
+    limit = broker.config.max_message_bytes
+    if body_bytes > limit:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message body of {body_bytes} bytes, at most {limit} (maxMessageSize)",
+        )
+    size = len((header.properties or "").encode("utf-8"))
+    if size > properties.MAX_PROPERTIES_BYTES:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"message properties of {size} bytes, at most {properties.MAX_PROPERTIES_BYTES}",
+        )
+
+
+def _create(broker: Broker, header: SendHeader, retry_group: str | None, call: Call) -> TopicConfig:
+    """Make the topic on the spot, from its template; 17 says why that is not possible."""
+    now_ms = call.now_ms
+    created: TopicConfig | None = None
+    if retry_group is None:
+        created = broker.topics.create_from_template(
+            header.topic, header.defaultTopic, header.defaultTopicQueueNums, now_ms
+        )
+    elif broker.groups.get(retry_group) is not None:
+        created = TopicConfig(header.topic, 1, 1, int(Perm.READ | Perm.WRITE))
+        broker.topics.put(created, now_ms)
+    if created is None:
+        config = broker.config
+        if config.is_topic_auto_created:
+            why = f"its template {header.defaultTopic!r} can't be inherited from"
+        else:
+            why = "autoCreateTopicEnable is false"
+        raise RequestRefused(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {header.topic!r} does not exist on {config.name} and was not created: {why}; "
+            "create it first",
+        )
+    broker.announce(created, now_ms, call.out)
+    return created
+
+
+# ------------------------------------------------------------------------------------------ store
+
+
+def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfig) -> Reply | None:
+    text, unique_key = _complete(broker, header.properties or "", call.now_ms)
+    message = _message(broker, call, header, _queue(broker, header, topic))
+    message.body = call.frame.body
+    message.properties = text
+    message.flag = header.flag
+    try:
+        stored = broker.store.append(message, call.now_ms)
+    except StoreError as error:
+        raise _refusal(error) from None
+    broker.stats.put(header.topic, 1, stored.size)
+    ext = {
+        **broker.send_ext,
+        "msgId": message_id.offset_id(broker.store_host, stored.log_offset),
+        "queueId": str(message.queue_id),
+        "queueOffset": str(stored.queue_offset),
+    }
+    if unique_key is not None:
+        ext["transactionId"] = unique_key
+    return broker.acknowledge(
+        call, Reply(ext=ext), stored.end_offset, header.topic, waits=_waits(text)
+    )
+
+
+def _store_batch(
+    broker: Broker, call: Call, header: SendHeader, topic: TopicConfig
+) -> Reply | None:
+    if header.sysFlag & TRANSACTION_MASK:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch can't be transactional")
+    if len(call.frame.body) > broker.config.max_message_bytes:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"batch of {len(call.frame.body)} bytes, at most {broker.config.max_message_bytes} "
+            "(maxMessageSize)",
+        )
+    outer = header.properties or ""
+    pieces = list(record.split_batch(call.frame.body))
+    if not pieces:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+    queue_id = _queue(broker, header, topic)
+    messages: list[NewMessage] = []
+    for piece in pieces:
+        for name in _LATER:
+            if properties.has(piece.properties, name):
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch can't be delayed ({name})"
+                )
+        message = _message(broker, call, header, queue_id)
+        message.body = piece.body
+        message.flag = piece.flag
+        message.properties, _ = _complete(broker, piece.properties, call.now_ms)
+        messages.append(message)
+    try:
+        stored = broker.store.append_batch(messages, call.now_ms)
+    except StoreError as error:
+        raise _refusal(error) from None
+    broker.stats.put(header.topic, len(stored), sum(one.size for one in stored))
+    ids = (message_id.offset_id(broker.store_host, one.log_offset) for one in stored)
+    ext = {
+        **broker.send_ext,
+        "msgId": ",".join(ids),
+        "queueId": str(queue_id),
+        "queueOffset": str(stored[0].queue_offset),
+    }
+    unique_key = properties.get(outer, properties.UNIQUE_KEY)
+    if unique_key is not None:
+        ext["transactionId"] = unique_key
+    return broker.acknowledge(
+        call, Reply(ext=ext), stored[-1].end_offset, header.topic, waits=_waits(outer)
+    )
+
+
+def _queue(broker: Broker, header: SendHeader, topic: TopicConfig) -> int:
+    if header.queueId >= 0:
+        return header.queueId
+    return broker.any_queue(topic)
+
+
+def _message(broker: Broker, call: Call, header: SendHeader, queue_id: int) -> NewMessage:
+    return NewMessage(
+        topic=header.topic,
+        queue_id=queue_id,
+        body=b"",
+        sys_flag=header.sysFlag & 0x7FFFFFFF,
+        born_ms=header.bornTimestamp,
+        born_host=broker.peers[call.conn].packed,
+        store_host=broker.store_host,
+        reconsume_times=header.reconsumeTimes or 0,
+    )
+
+
+def _complete(broker: Broker, text: str, now_ms: int) -> tuple[str, str | None]:
+    """The properties as they are stored: with region, trace, cluster and a unique key."""
+    if any(properties.has(text, name) for name in _RESERVED):
+        table = properties.parse(text)
+        for name in _RESERVED:
+            table.pop(name, None)
+        text = properties.build(table)
+    elif text and not text.endswith(properties.VALUE_END):
+        text += properties.VALUE_END
+    unique_key = properties.get(text, properties.UNIQUE_KEY)
+    if unique_key is None:
+        unique_key = broker.make_unique_key(now_ms)
+        text += f"{properties.UNIQUE_KEY}\x01{unique_key}\x02"
+    return text + broker.added_properties, unique_key
+
+
+def _waits(text: str) -> bool:
+    return properties.get(text, properties.WAIT) != "false"
+
+
+def _refusal(error: StoreError) -> RequestRefused:
+    if isinstance(error, MessageIllegal):
+        return RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error))
+    if isinstance(error, (StoreFull, StoreReadOnly)):
+        return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, str(error))

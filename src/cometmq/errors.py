@@ -1,0 +1,90 @@
+"""Every error CometMQ raises on purpose.
+
+Owns: the error tree. One rule: an error carries data (code, key, path, offsets) in typed fields;
+its text names what was tried, the value that was wrong and the way out. Whoever decides whether to
+try again reads `retriable`, never the text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CometError(Exception):
+    """The root: `except CometError` catches all that CometMQ raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+
+
+class UsageError(CometError, ValueError):
+    """The caller's mistake, found before any byte left the process."""
+
+
+class WireError(CometError):
+    """The peer's bytes break the format. The connection can't be understood any further."""
+
+
+class FrameError(WireError):
+    """The length words of a frame don't make sense or pass the limit."""
+
+
+class HeaderError(WireError):
+    """The header of a frame can't be decoded."""
+
+
+class BodyError(WireError):
+    """A JSON or binary body can't be decoded."""
+
+
+class RecordCorrupt(WireError):
+    """A stored message's bytes contradict themselves."""
+
+
+class RequestRefused(CometError):
+    """The server's "no": a response code and a remark that says why."""
+
+    def __init__(self, code: int, remark: str, ext: dict[str, str] | None = None) -> None:
+        super().__init__(f"refused with code {code}: {remark}")
+        self.code = code
+        self.remark = remark
+        self.ext = ext
+
+
+class ConnectionLost(CometError):
+    """The connection ended before an answer came; the request may or may not have been done."""
+
+    retriable = True
+
+
+class RequestTimeout(CometError):
+    """No answer in time; the request may or may not have been done."""
+
+    retriable = True
+
+
+class StoreError(CometError):
+    """Something is wrong with what is on disk or with writing it."""
+
+
+class StoreCorrupt(StoreError):
+    """Files on disk contradict the format and can't be repaired by cutting a tail."""
+
+
+class StoreLocked(StoreError):
+    """Another process has this store open."""
+
+
+class StoreFull(StoreError):
+    """No room, or a limit of the store is reached; nothing was written."""
+
+
+class MessageIllegal(StoreError):
+    """A message breaks a limit of the store (body, record, properties, topic); nothing was written."""
+
+
+class StoreReadOnly(StoreError):
+    """The store refuses to write (failed flush, disk full, shutting down); nothing was written."""
+
+
+class ConfigError(CometError):
+    """A setting is wrong: names the key, the value and what would be right."""

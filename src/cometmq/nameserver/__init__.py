@@ -1,0 +1,1 @@
+"""Where topics live: the name server's decisions, pure and synchronous."""

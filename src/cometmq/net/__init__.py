@@ -1,0 +1,1 @@
+"""The only asyncio on the server side: runs a core on real sockets."""

@@ -1,0 +1,140 @@
+"""The walk over new records: each feeds its queue and the key index, and wakes who waits for it.
+
+Owns: the dispatched position and what a record means for queues and index. One rule: records are
+taken strictly in log order, each once, and none before the log allows it (SYNC_FLUSH: not before
+it is durable), so a queue never shows what a crash could take back.
+
+tags code = Java's hash of TAGS, sign-extended; in the topic of delayed messages it is the time at
+which the message is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import msgspec
+
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.key_index import KeyIndex
+from cometmq.store.layout import SCHEDULE_TOPIC, StoreConfig, delay_ms_by_level
+from cometmq.store.queues import Queues
+from cometmq.wire import properties as props
+from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
+from cometmq.wire.hashing import java_hash
+from cometmq.wire.record import Blank, Scan
+
+log = logging.getLogger("cometmq.store")
+
+_ROLLBACK = int(SysFlag.ROLLBACK)
+INVISIBLE = frozenset((int(SysFlag.PREPARED), _ROLLBACK))  # kinds that enter no queue
+_UNKNOWN_LEVEL_MS = 1000
+
+
+class Arrival(msgspec.Struct, gc=False):
+    """A message that can be fetched from now on."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tags_code: int
+    store_ms: int
+    properties: str
+
+
+class Dispatcher:
+    """Feeds queues and index from the log."""
+
+    def __init__(
+        self, commit_log: CommitLog, queues: Queues, index: KeyIndex | None, config: StoreConfig
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._delays_ms = delay_ms_by_level(config.delay_levels)
+        self.position = 0
+        self.last_store_ms = 0
+        self.dispatched_count = 0
+        # What append already knows of its records, so that the walk need not read them again.
+        # Only a shortcut: a record that is missing here is scanned in the log.
+        self.known: deque[Scan] = deque()
+        self._stuck_at = -1
+
+    def run(self, limit: int, now_ms: int) -> list[Arrival]:
+        """Dispatch all records that end at or before `limit`."""
+        arrivals: list[Arrival] = []
+        known = self.known
+        position = self.position
+        while position < limit:
+            if known and known[0].log_offset <= position:
+                found: Scan | Blank | None = known.popleft()
+                if type(found) is Scan and found.log_offset < position:
+                    continue
+            else:
+                found = self._log.scan(position, verify_crc=False)
+            if type(found) is Scan:
+                if position + found.size > limit:
+                    known.appendleft(found)
+                    break
+                try:
+                    arrival = self.feed(found, now_ms)
+                except OSError as error:  # no new queue file: tried again with the next run
+                    known.appendleft(found)
+                    self._report_stuck(position, str(error))
+                    break
+                if arrival is not None:
+                    arrivals.append(arrival)
+            elif found is None:
+                self._report_stuck(position, "no valid record")
+                break
+            position += found.size
+            self.position = position
+        return arrivals
+
+    def _report_stuck(self, position: int, reason: str) -> None:
+        if self._stuck_at != position:
+            self._stuck_at = position
+            log.error("dispatch_stuck log_offset=%d reason=%s", position, reason)
+
+    def feed(self, found: Scan, now_ms: int) -> Arrival | None:
+        """One record into its queue and the index; the arrival if it became visible."""
+        kind = found.sys_flag & TRANSACTION_MASK
+        text = found.properties
+        arrival = None
+        if kind not in INVISIBLE:
+            tags_code = self._tags_code(found)
+            queue = self._queues.need(found.topic, found.queue_id)
+            if queue.put(found.queue_offset, found.log_offset, found.size, tags_code):
+                arrival = Arrival(
+                    found.topic, found.queue_id, found.queue_offset, tags_code, found.store_ms, text
+                )
+        if kind != _ROLLBACK and self._index is not None:
+            keys = keys_of(text)
+            if keys:
+                self._index.put(found.topic, keys, found.log_offset, found.store_ms, now_ms)
+        self.last_store_ms = found.store_ms
+        self.dispatched_count += 1
+        return arrival
+
+    def _tags_code(self, found: Scan) -> int:
+        if found.topic == SCHEDULE_TOPIC:
+            level_text = props.get(found.properties, props.DELAY)
+            if level_text is not None and level_text.isdecimal() and int(level_text) > 0:
+                return found.store_ms + self._delay_ms(int(level_text))
+        tags = props.get(found.properties, props.TAGS)
+        return java_hash(tags) if tags is not None else 0
+
+    def _delay_ms(self, level: int) -> int:
+        if not self._delays_ms:
+            return _UNKNOWN_LEVEL_MS
+        return self._delays_ms[min(level, len(self._delays_ms)) - 1]
+
+
+def keys_of(text: str) -> list[str]:
+    """The keys a record is found by: its unique key, then the words of KEYS."""
+    unique = props.get(text, props.UNIQUE_KEY)
+    words = props.get(text, props.KEYS)
+    if words is None:
+        return [unique] if unique is not None else []
+    keys = [word for word in words.split(props.KEY_SEPARATOR) if word]
+    return [unique, *keys] if unique is not None else keys

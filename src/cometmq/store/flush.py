@@ -1,0 +1,184 @@
+"""When to sync what, and what that proves.
+
+Owns: the flush rules and the times in the checkpoint. One rule: what a sync proves is fixed when
+it is taken, not when it returns, because writing goes on meanwhile.
+
+    log      sync mode: whenever there is anything; async: every 500 ms if 4 pages are dirty or a
+             file was filled, and everything every 10 s
+    queues   every second those with 2 dirty pages; every 60 s all of them, and the key index
+The queues' time in the checkpoint moves only when no dirty queue was left out.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from cometmq.ports import NEVER_MS, Flush, SyncTarget
+from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.key_index import KeyIndex
+from cometmq.store.layout import PAGE_BYTES, StoreConfig
+from cometmq.store.queues import Queues
+
+log = logging.getLogger("cometmq.store")
+
+LOG = "log"
+QUEUES = "queues"
+
+
+class _Proof(msgspec.Struct):
+    """What will be durable once the flush under way succeeds."""
+
+    log_offset: int = 0
+    log_ms: int = 0
+    queues_ms: int = 0
+    index_ms: int = 0
+
+
+class FlushPlan:
+    """At most one flush of each kind is under way."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: Queues,
+        index: KeyIndex | None,
+        checkpoint: Checkpoint,
+        config: StoreConfig,
+    ) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._config = config
+        self._under_way: dict[str, _Proof] = {}
+        self._log_at_ms = 0
+        self._log_all_at_ms = 0
+        self._queues_at_ms = 0
+        self._queues_all_at_ms = 0
+        self._is_next_refused = False
+
+    def start(self, now_ms: int) -> None:
+        config = self._config
+        self._log_at_ms = now_ms + config.flush_interval_ms
+        self._log_all_at_ms = now_ms + config.flush_thorough_ms
+        self._queues_at_ms = now_ms + config.queue_flush_interval_ms
+        self._queues_all_at_ms = now_ms + config.queue_flush_thorough_ms
+
+    # ----------------------------------------------------------------------------------------- log
+
+    def take_log(self, last_store_ms: int, now_ms: int) -> Flush | None:
+        self._prepare_next_file()
+        if LOG in self._under_way or self._log.write_at <= self._log.flushed_at:
+            return None
+        if not self._config.is_sync_flush and not self._is_log_due(now_ms):
+            return None
+        self._under_way[LOG] = _Proof(log_offset=self._log.write_at, log_ms=last_store_ms)
+        return Flush(LOG, self._log.dirty_targets())
+
+    def _is_log_due(self, now_ms: int) -> bool:
+        config = self._config
+        if _is_ahead(self._log_at_ms, now_ms, config.flush_interval_ms):
+            return False
+        self._log_at_ms = now_ms + config.flush_interval_ms
+        if not _is_ahead(self._log_all_at_ms, now_ms, config.flush_thorough_ms):
+            self._log_all_at_ms = now_ms + config.flush_thorough_ms
+            return True
+        written, flushed = self._log.write_at, self._log.flushed_at
+        file_bytes = self._log.file_bytes
+        pages = written // PAGE_BYTES - flushed // PAGE_BYTES
+        return pages >= config.flush_least_pages or written // file_bytes > flushed // file_bytes
+
+    def _prepare_next_file(self) -> None:
+        """Make the next log file ahead, so that the append that needs it does not wait."""
+        if not self._is_next_refused:
+            try:
+                self._log.prepare_next()
+            except OSError as error:
+                self._is_next_refused = True  # the append that needs it will say so again
+                log.error("next_log_file_refused reason=%s", error)
+
+    def sync_log(self, last_store_ms: int) -> None:
+        """Sync the log here and now; OSError if that fails."""
+        upto = self._log.write_at
+        for target in self._log.dirty_targets():
+            target.sync()
+        self._log.flushed_at = upto
+        self._checkpoint.update(log_ms=last_store_ms)
+
+    # -------------------------------------------------------------------------------------- queues
+
+    def take_queues(self, dispatched_ms: int, now_ms: int) -> Flush | None:
+        config = self._config
+        if QUEUES in self._under_way:
+            return None
+        if _is_ahead(self._queues_at_ms, now_ms, config.queue_flush_interval_ms):
+            return None
+        self._queues_at_ms = now_ms + config.queue_flush_interval_ms
+        is_all = not _is_ahead(self._queues_all_at_ms, now_ms, config.queue_flush_thorough_ms)
+        proof = _Proof()
+        targets = self._take_queue_targets(dispatched_ms, proof, is_all=is_all)
+        if is_all:
+            self._queues_all_at_ms = now_ms + config.queue_flush_thorough_ms
+        if not targets:
+            self._prove(proof)  # nothing was dirty: it is all durable already
+            return None
+        self._under_way[QUEUES] = proof
+        return Flush(QUEUES, targets)
+
+    def _take_queue_targets(
+        self, dispatched_ms: int, proof: _Proof, *, is_all: bool
+    ) -> list[SyncTarget]:
+        least_pages = 0 if is_all else self._config.queue_flush_least_pages
+        targets = self._queues.take_dirty(least_pages=least_pages)
+        if not self._queues.dirty:
+            proof.queues_ms = dispatched_ms
+        if is_all and self._index is not None:
+            targets += self._index.take_dirty()
+            proof.index_ms = self._index.end_ms
+        if self._checkpoint.is_dirty:
+            self._checkpoint.is_dirty = False
+            targets.append(self._checkpoint.target())
+        return targets
+
+    def sync_queues(self, dispatched_ms: int) -> None:
+        """Sync queues, index and checkpoint here and now; OSError if that fails."""
+        proof = _Proof()
+        for target in self._take_queue_targets(dispatched_ms, proof, is_all=True):
+            target.sync()
+        self._prove(proof)
+        self._checkpoint.is_dirty = False
+        self._checkpoint.target().sync()
+
+    # ------------------------------------------------------------------------------------- outcome
+
+    def done(self, kind: str) -> None:
+        proof = self._under_way.pop(kind, None)
+        if proof is not None:
+            self._prove(proof)
+
+    def _prove(self, proof: _Proof) -> None:
+        self._log.flushed_at = max(self._log.flushed_at, proof.log_offset)
+        self._checkpoint.update(
+            log_ms=proof.log_ms, queues_ms=proof.queues_ms, index_ms=proof.index_ms
+        )
+
+    def next_ms(self, now_ms: int) -> int:
+        """When a flush may next be due."""
+        soonest = NEVER_MS
+        if LOG not in self._under_way and self._log.write_at > self._log.flushed_at:
+            soonest = now_ms if self._config.is_sync_flush else self._log_at_ms
+        if QUEUES not in self._under_way and (
+            self._queues.dirty
+            or self._checkpoint.is_dirty
+            or (self._index is not None and self._index.is_dirty)
+        ):
+            soonest = min(soonest, self._queues_at_ms)
+        return soonest
+
+
+def _is_ahead(at_ms: int, now_ms: int, interval_ms: int) -> bool:
+    """Whether a deadline is still to come; one too far ahead was set before the clock stepped."""
+    return 0 < at_ms - now_ms <= interval_ms

@@ -1,0 +1,116 @@
+"""All consume queues of a store.
+
+Owns: lookup by topic and queue id, loading, which queue files are dirty, and the numbers of queues
+that were deleted. One rule: memory and open files stay bounded with tens of thousands of queues: a
+queue is a few small objects, its files are mapped on use and unmapped when others need the room;
+a dirty file is remembered by name, so that the next flush syncs it even if it was unmapped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from cometmq.ports import Files, SyncTarget
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.layout import (
+    CONSUME_QUEUE,
+    MAX_QUEUE_ID,
+    PAGE_BYTES,
+    StoreConfig,
+    is_topic_name,
+    queue_folder,
+)
+from cometmq.store.segment import MappedPool, Segment, Segments
+
+log = logging.getLogger("cometmq.store")
+
+
+class Queues:
+    """The consume queues by (topic, queue id)."""
+
+    def __init__(self, files: Files, config: StoreConfig) -> None:
+        self._files = files
+        self._config = config
+        self.pool = MappedPool(files, config.max_open_queue_files)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._ids: dict[str, list[int]] = {}
+        self.dirty: dict[Segment, ConsumeQueue] = {}
+        # Numbers of deleted queues: a topic made again in this run goes on where it ended.
+        self._retired: dict[tuple[str, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self._queues.values())
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def need(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, made if it is new; UsageError if the topic can't be a folder's name."""
+        queue = self._queues.get((topic, queue_id))
+        return queue if queue is not None else self._add(topic, queue_id)
+
+    def ids(self, topic: str) -> list[int]:
+        return sorted(self._ids.get(topic, ()))
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        folder = queue_folder(topic, queue_id)
+        segments = Segments(self.pool, folder, self._config.queue_file_bytes)
+        queue = ConsumeQueue(topic, queue_id, segments, self.dirty)
+        retired = self._retired.pop((topic, queue_id), 0)
+        if retired:
+            queue.restart(retired)
+        self._queues[topic, queue_id] = queue
+        self._ids.setdefault(topic, []).append(queue_id)
+        return queue
+
+    def load(self) -> None:
+        """Open every queue found on disk; folders that can't be ours are left alone."""
+        for topic in self._files.folders(CONSUME_QUEUE):
+            if not is_topic_name(topic):
+                log.warning("stray_folder name=%s/%s action=ignored", CONSUME_QUEUE, topic)
+                continue
+            for name in self._files.folders(f"{CONSUME_QUEUE}/{topic}"):
+                if not name.isdigit() or str(int(name)) != name or int(name) > MAX_QUEUE_ID:
+                    log.warning("stray_folder name=%s/%s/%s", CONSUME_QUEUE, topic, name)
+                    continue
+                self._add(topic, int(name)).load()
+
+    def remove_topic(self, topic: str) -> int:
+        """Delete a topic's queues and their files; returns how many there were."""
+        ids = self._ids.pop(topic, [])
+        for queue_id in ids:
+            queue = self._queues.pop((topic, queue_id))
+            for segment in queue.segments.items:
+                self.dirty.pop(segment, None)
+                segment.remove()
+            if queue.next_offset:
+                self._retired[topic, queue_id] = queue.next_offset
+        if ids:
+            self._files.remove_folder(f"{CONSUME_QUEUE}/{topic}")
+        return len(ids)
+
+    def take_dirty(self, *, least_pages: int) -> list[SyncTarget]:
+        """What to sync now; those with fewer dirty pages stay dirty (0 takes all)."""
+        targets: list[SyncTarget] = []
+        left: dict[Segment, ConsumeQueue] = {}
+        for segment, queue in self.dirty.items():
+            is_full = queue.max_offset * 20 >= segment.end
+            if least_pages == 0 or is_full or queue.dirty_pages(PAGE_BYTES) >= least_pages:
+                segment.is_dirty = False
+                targets.append(segment.target())
+            else:
+                left[segment] = queue
+        for segment, queue in self.dirty.items():
+            if segment not in left:
+                queue.flush_taken()
+        # The queues share this dict: change it, never replace it.
+        self.dirty.clear()
+        self.dirty.update(left)
+        return targets
+
+    def close(self) -> None:
+        self.pool.close()

@@ -1,0 +1,479 @@
+"""Store: the face of this folder. Append, dispatch, fetch, find, flush, clean, close.
+
+Owns: the order in which the parts act, and whether the store may be written to. One rule: what it
+says is true after a crash as well: `flushed_offset` only follows a sync that succeeded, the
+checkpoint only covers what is durable, and after a failed sync nothing is ever acknowledged again.
+
+A message's life: append writes its record into the log's memory; dispatch makes it visible; a
+Flush taken by the driver and reported back by flushed() makes it durable. Single threaded: only
+the targets of a Flush are touched by another thread. All time comes in as now_ms.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from cometmq.errors import MessageIllegal, StoreFull, StoreReadOnly
+from cometmq.message import NewMessage
+from cometmq.ports import Files, Flush
+from cometmq.store import layout, retention
+from cometmq.store.checkpoint import Checkpoint
+from cometmq.store.commit_log import CommitLog
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.dispatch import INVISIBLE, Arrival, Dispatcher
+from cometmq.store.flush import FlushPlan
+from cometmq.store.key_index import KeyIndex
+from cometmq.store.layout import StoreConfig
+from cometmq.store.queues import Queues
+from cometmq.store.reading import Reading
+from cometmq.store.recovery import Recovery
+from cometmq.store.results import Appended, Fetched, FoundByKey, StoreStats
+from cometmq.store.retention import CleanReport
+from cometmq.wire.codes import TRANSACTION_MASK
+from cometmq.wire.properties import MAX_PROPERTIES_BYTES
+from cometmq.wire.record import Encoded, Scan, prepare
+
+log = logging.getLogger("cometmq.store")
+
+_QUEUES_PER_CLEAN = 2000  # each may touch its disk; more would hold up the loop
+
+
+class Store:
+    """One open store directory. Made by Store.open."""
+
+    def __init__(self, files: Files, config: StoreConfig, now_ms: int, pid_text: str) -> None:
+        self._files = files
+        self._config = config
+        self._checkpoint = Checkpoint(files)
+        self._log = CommitLog(files, config)
+        self._queues = Queues(files, config)
+        self._index = KeyIndex(files, config) if config.index_enabled else None
+        self._dispatcher = Dispatcher(self._log, self._queues, self._index, config)
+        self._log.segments.load()
+        self._queues.load()
+        if self._index is not None:
+            self._index.load()
+        recovery = Recovery(
+            self._log, self._queues, self._index, self._checkpoint, self._dispatcher, config
+        )
+        is_clean = files.read(layout.ABORT) is None
+        self.stats = StoreStats(recovery.run(is_clean=is_clean, now_ms=now_ms))
+        self._last_store_ms = self.stats.recovered.last_store_ms
+        self._flush = FlushPlan(self._log, self._queues, self._index, self._checkpoint, config)
+        self._reading = Reading(self._log, self._queues, self._index, config, self.stats)
+        self._refusal: str | None = None
+        self._disk_full_remark: str | None = None
+        self._clean_at_ms = now_ms + config.clean_interval_ms
+        self._unclean_queues: list[ConsumeQueue] = []
+        self._is_closed = False
+        self._flush.start(now_ms)
+        files.write(layout.ABORT, pid_text.encode("ascii"))
+
+    @classmethod
+    def open(cls, files: Files, config: StoreConfig, now_ms: int, pid_text: str = "0") -> Store:
+        """Lock, load, recover; StoreLocked or StoreCorrupt if that can't be."""
+        files.lock()
+        try:
+            return cls(files, config, now_ms, pid_text)
+        except BaseException:
+            files.unlock()
+            raise
+
+    @property
+    def files(self) -> Files:
+        """The directory that this store lives in; small state files live beside it."""
+        return self._files
+
+    @property
+    def config(self) -> StoreConfig:
+        return self._config
+
+    @property
+    def read_only_reason(self) -> str | None:
+        """Why nothing can be appended until a restart; None while all is well."""
+        return self._refusal
+
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Take new limits and retention rules; sizes and flush rules stay as they were opened."""
+        self._config = config
+        self._reading.reconfigure(config)
+
+    # -------------------------------------------------------------------------------------- append
+
+    def append(self, message: NewMessage, now_ms: int) -> Appended:
+        """Write one message; returns before it is durable or visible."""
+        if self._refusal is not None or self._disk_full_remark is not None:
+            self._refuse()
+        encoded = prepare(message)
+        size = encoded.size
+        if (
+            len(message.body) > self._config.max_message_bytes
+            or len(encoded.properties) > MAX_PROPERTIES_BYTES
+            or size > self._config.max_message_bytes + layout.RECORD_OVERHEAD_BYTES
+        ):
+            self._reject(encoded)
+        queue = self._queue_for(message, encoded)
+        store_ms = now_ms if now_ms > self._last_store_ms else self._last_store_ms
+        is_visible = message.sys_flag & TRANSACTION_MASK not in INVISIBLE
+        queue_offset = queue.next_offset if is_visible else 0
+        try:
+            log_offset = self._log.append(encoded, queue_offset, store_ms)
+        except OSError as error:
+            raise StoreFull(f"no room for the next log file: {error}") from error
+        if is_visible:
+            queue.next_offset = queue_offset + 1
+        self._last_store_ms = store_ms
+        self._remember(message, queue_offset, log_offset, size, store_ms)
+        stats = self.stats
+        stats.appended_count += 1
+        stats.appended_bytes += size
+        return Appended(log_offset, queue_offset, size, log_offset + size, store_ms)
+
+    def append_batch(self, messages: list[NewMessage], now_ms: int) -> list[Appended]:
+        """Write all or none: one file, one store time, consecutive numbers in each queue."""
+        if self._refusal is not None or self._disk_full_remark is not None:
+            self._refuse()
+        batch = [prepare(message) for message in messages]
+        if sum(len(message.body) for message in messages) > self._config.max_message_bytes:
+            self.stats.refused_count += 1
+            raise MessageIllegal(f"batch bodies exceed {self._config.max_message_bytes} bytes")
+        for encoded in batch:
+            self._check(encoded)
+        queues = [
+            self._queue_for(message, encoded)
+            for message, encoded in zip(messages, batch, strict=True)
+        ]
+        taken: dict[ConsumeQueue, int] = {}
+        queue_offsets: list[int] = []
+        for message, queue in zip(messages, queues, strict=True):
+            if message.sys_flag & TRANSACTION_MASK in INVISIBLE:
+                queue_offsets.append(0)
+            else:
+                queue_offsets.append(queue.next_offset + taken.get(queue, 0))
+                taken[queue] = taken.get(queue, 0) + 1
+        store_ms = max(now_ms, self._last_store_ms)
+        try:
+            log_offsets = self._log.append_batch(batch, queue_offsets, store_ms)
+        except OSError as error:
+            raise StoreFull(f"no room for the next log file: {error}") from error
+        for queue, count in taken.items():
+            queue.next_offset += count
+        self._last_store_ms = store_ms
+        done: list[Appended] = []
+        for encoded, queue_offset, at in zip(batch, queue_offsets, log_offsets, strict=True):
+            size = encoded.size
+            self._remember(encoded.message, queue_offset, at, size, store_ms)
+            done.append(Appended(at, queue_offset, size, at + size, store_ms))
+            self.stats.appended_bytes += size
+        self.stats.appended_count += len(done)
+        return done
+
+    def _queue_for(self, message: NewMessage, encoded: Encoded) -> ConsumeQueue:
+        """The queue; a topic is only checked when its queue is new."""
+        queue = self._queues.get(message.topic, message.queue_id)
+        if queue is None:
+            if len(encoded.topic) > layout.MAX_PLAIN_TOPIC_BYTES:
+                self._check(encoded)
+            queue = self._queues.need(message.topic, message.queue_id)
+        return queue
+
+    def _remember(
+        self, message: NewMessage, queue_offset: int, log_offset: int, size: int, store_ms: int
+    ) -> None:
+        """Spare dispatch the reading back of what we just wrote."""
+        known = self._dispatcher.known
+        if len(known) < self._config.max_undispatched:
+            known.append(
+                Scan(
+                    0,
+                    size,
+                    message.queue_id,
+                    queue_offset,
+                    log_offset,
+                    message.sys_flag,
+                    store_ms,
+                    message.topic,
+                    message.properties,
+                )
+            )
+
+    def _check(self, encoded: Encoded) -> None:
+        """MessageIllegal if the message breaks a limit, with the limit in its text."""
+        config = self._config
+        topic_size = len(encoded.topic)
+        is_retry = encoded.message.topic.startswith(layout.RETRY_PREFIX)
+        limits = (
+            ("body", len(encoded.message.body), config.max_message_bytes),
+            ("properties", len(encoded.properties), MAX_PROPERTIES_BYTES),
+            ("record", encoded.size, config.max_message_bytes + layout.RECORD_OVERHEAD_BYTES),
+            (
+                "topic",
+                topic_size,
+                layout.MAX_TOPIC_BYTES if is_retry else layout.MAX_PLAIN_TOPIC_BYTES,
+            ),
+        )
+        for what, size, limit in limits:
+            if size > limit:
+                self.stats.refused_count += 1
+                raise MessageIllegal(f"{what} has {size} bytes, the limit is {limit}")
+
+    def _reject(self, encoded: Encoded) -> None:
+        self._check(encoded)
+        raise AssertionError("rejected a message that breaks no limit")
+
+    def _refuse(self) -> None:
+        self.stats.refused_count += 1
+        if self._refusal is not None:
+            raise StoreReadOnly(self._refusal)
+        assert self._disk_full_remark is not None
+        raise StoreFull(self._disk_full_remark)
+
+    # ------------------------------------------------------------------------------------ dispatch
+
+    def dispatch(self, now_ms: int) -> list[Arrival]:
+        """Make visible what may be; returns the messages that became so, in log order."""
+        limit = self._dispatch_limit
+        if self._dispatcher.position >= limit:
+            return []
+        arrivals = self._dispatcher.run(limit, now_ms)
+        self.stats.dispatched_count = self._dispatcher.dispatched_count
+        return arrivals
+
+    @property
+    def _dispatch_limit(self) -> int:
+        return self._log.flushed_at if self._config.is_sync_flush else self._log.write_at
+
+    @property
+    def is_dispatch_behind(self) -> bool:
+        """Whether the log holds records that no queue shows yet."""
+        return self._dispatcher.position < self._log.write_at
+
+    # ------------------------------------------------------------------------------------- reading
+
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        accept: Callable[[int, int], bool] | None = None,
+        *,
+        max_bytes: int = 2**31 - 1,
+        now_ms: int = 0,
+    ) -> Fetched:
+        """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over."""
+        return self._reading.fetch(topic, queue_id, offset, max_count, accept, max_bytes)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """One past the last visible message; 0 for a queue that never was."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first message still there; equals max_offset if all have expired."""
+        return self._reading.min_offset(topic, queue_id)
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        """The number the next appended message will get."""
+        queue = self._queues.get(topic, queue_id)
+        return queue.next_offset if queue is not None else 0
+
+    def store_ms_at(self, topic: str, queue_id: int, offset: int) -> int | None:
+        return self._reading.store_ms_at(topic, queue_id, offset)
+
+    def earliest_store_ms(self, topic: str, queue_id: int) -> int | None:
+        return self.store_ms_at(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def first_store_ms(self) -> int | None:
+        return self._reading.first_store_ms()
+
+    def offset_by_time(self, topic: str, queue_id: int, at_ms: int, is_upper: bool = False) -> int:
+        """The first message stored at or after a time; with `is_upper` the last at or before."""
+        return self._reading.offset_by_time(topic, queue_id, at_ms, is_upper)
+
+    def record_at(self, log_offset: int) -> bytes | None:
+        """A record's bytes, only if exactly a valid record starts there."""
+        return self._reading.record_at(log_offset)
+
+    def find_by_key(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> FoundByKey:
+        """Records of a topic that carry this key, at most 64, newest preferred."""
+        return self._reading.find_by_key(topic, key, max_count, begin_ms, end_ms)
+
+    def is_cold(self, log_offset: int) -> bool:
+        """Whether a record is too far behind the log's end to expect it in memory."""
+        return self._log.write_at - log_offset > self._config.in_memory_bytes
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        return ((queue.topic, queue.queue_id) for queue in self._queues)
+
+    def queue_ids(self, topic: str) -> list[int]:
+        return self._queues.ids(topic)
+
+    def delete_topic(self, topic: str) -> int:
+        """Remove a topic's queues; returns how many.
+
+        Records stay in the log until they expire, and an unclean stop soon after may show them
+        again, as in RocketMQ. A topic made again in this run goes on numbering where it ended.
+        """
+        if not self._queues.ids(topic):
+            return 0
+        if not self._config.is_sync_flush:
+            self.dispatch(self._last_store_ms)
+        log.info("topic_deleted topic=%s", topic)
+        return self._queues.remove_topic(topic)
+
+    @property
+    def min_log_offset(self) -> int:
+        return self._log.min_offset
+
+    @property
+    def max_log_offset(self) -> int:
+        return self._log.write_at
+
+    @property
+    def flushed_offset(self) -> int:
+        """All bytes of the log before this are durable."""
+        return self._log.flushed_at
+
+    @property
+    def dispatched_offset(self) -> int:
+        return self._dispatcher.position
+
+    @property
+    def last_store_ms(self) -> int:
+        return self._last_store_ms
+
+    # --------------------------------------------------------------------------------------- flush
+
+    def take_flush(self, now_ms: int) -> Flush | None:
+        """What to sync of the log now, if anything; answered by flushed or flush_failed."""
+        if self._refusal is not None:
+            return None
+        return self._flush.take_log(self._last_store_ms, now_ms)
+
+    def take_queue_flush(self, now_ms: int) -> Flush | None:
+        """What to sync of queues, index and checkpoint now, if anything."""
+        if self._refusal is not None:
+            return None
+        return self._flush.take_queues(self._dispatcher.last_store_ms, now_ms)
+
+    def flushed(self, kind: str, now_ms: int) -> None:
+        """A Flush is done: what it covered is durable."""
+        if self._refusal is not None:
+            return  # after a failure no success is believed
+        self._flush.done(kind)
+        if kind == "log":
+            self.stats.log_flushes += 1
+        else:
+            self.stats.queue_flushes += 1
+
+    def flush_failed(self, kind: str, reason: str, now_ms: int) -> None:
+        """A Flush failed: read-only until the next start, which recovers from what is on disk."""
+        log.error("flush_failed kind=%s reason=%s action=read-only", kind, reason)
+        self.stats.flush_failures += 1
+        if self._refusal is None:
+            self._refusal = f"a flush of {kind} failed ({reason}); read-only until restart"
+
+    @property
+    def is_writable(self) -> bool:
+        return self._refusal is None and self._disk_full_remark is None
+
+    # --------------------------------------------------------------------------- cleaning and ends
+
+    def clean(self, now_ms: int, force: bool = False) -> CleanReport:
+        """Drop what has expired; `force` does not wait for the hour of `delete_when`."""
+        self._clean_at_ms = now_ms + self._config.clean_interval_ms
+        ratio = self._files.used_ratio()
+        is_full = retention.is_full_after(self._disk_full_remark is not None, ratio, self._config)
+        self._set_disk_full(is_full, ratio)
+        report = CleanReport(ratio, is_full)
+        # Never the file being written, nor what is not yet durable and in its queues.
+        safe = min(self._log.flushed_at, self._dispatcher.position)
+        candidates = [item for item in self._log.segments.items[:-1] if item.end <= safe]
+        count, report.reason = retention.choose(
+            [self._files.modified_ms(item.name) for item in candidates],
+            now_ms=now_ms,
+            used_ratio=ratio,
+            is_manual=force,
+            config=self._config,
+        )
+        for _ in range(count):
+            removed = self._log.segments.remove_first()
+            log.info("log_file_removed name=%s reason=%s", removed.name, report.reason)
+        report.log_files = count
+        if count:
+            self._unclean_queues = list(self._queues)
+            if self._index is not None:
+                report.index_files = self._index.remove_expired(self._log.min_offset)
+        report.queue_files = self._clean_queues()
+        self._log.sweep()
+        self.stats.removed_log_files += report.log_files
+        self.stats.removed_queue_files += report.queue_files
+        self.stats.removed_index_files += report.index_files
+        return report
+
+    def _clean_queues(self) -> int:
+        """Drop expired queue files, so many queues at a time."""
+        removed = 0
+        for _ in range(min(_QUEUES_PER_CLEAN, len(self._unclean_queues))):
+            queue = self._unclean_queues.pop()
+            removed += queue.remove_expired(self._log.min_offset)
+        self._queues.pool.sweep()
+        return removed
+
+    def _set_disk_full(self, is_full: bool, ratio: float) -> None:
+        if is_full and self._disk_full_remark is None:
+            log.error("disk_full used=%.2f limit=%.2f", ratio, self._config.warning_ratio)
+        elif not is_full and self._disk_full_remark is not None:
+            log.info("disk_full_over used=%.2f", ratio)
+        self._disk_full_remark = (
+            f"disk {ratio:.2f} full, above the limit of {self._config.warning_ratio:.2f}; "
+            f"appends go on once it is at {self._config.forcible_ratio:.2f} or below"
+            if is_full
+            else None
+        )
+
+    @property
+    def is_disk_full(self) -> bool:
+        return self._disk_full_remark is not None
+
+    def next_deadline_ms(self, now_ms: int) -> int:
+        """When take_flush, take_queue_flush or clean next have something to do."""
+        clean_at_ms = now_ms + 100 if self._unclean_queues else self._clean_at_ms
+        if self._refusal is not None:
+            return clean_at_ms
+        return min(clean_at_ms, self._flush.next_ms(now_ms))
+
+    def close(self, now_ms: int) -> None:
+        """Make everything durable and let go; `abort` stays if that can't be promised."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        is_clean = self._refusal is None and self._make_all_durable(now_ms)
+        self._refusal = self._refusal or "the store is closed"
+        if is_clean:
+            self._log.remove_unused()
+        self._log.close()
+        self._queues.close()
+        if self._index is not None:
+            self._index.close()
+        self._checkpoint.close()
+        if is_clean:
+            self._files.remove(layout.ABORT)
+        log.info("store_closed is_clean=%s log_end=%d", is_clean, self._log.write_at)
+        self._files.unlock()
+
+    def _make_all_durable(self, now_ms: int) -> bool:
+        try:
+            self._flush.sync_log(self._last_store_ms)
+            self.dispatch(now_ms)
+            if self.is_dispatch_behind:
+                return False
+            self._flush.sync_queues(self._dispatcher.last_store_ms)
+        except OSError as error:
+            self.flush_failed("close", str(error), now_ms)
+            return False
+        return True

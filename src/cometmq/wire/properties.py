@@ -1,0 +1,71 @@
+"""The property string of a message and its reserved names.
+
+    name 0x01 value 0x02 name 0x01 value 0x02 ...          UTF-8
+
+Writers end with 0x02; readers accept a last piece without it, drop pieces without 0x01, and let
+the last of two equal names win (Java: MessageDecoder.string2messageProperties).
+Example: {"TAGS": "TagA"} <-> 54 41 47 53 01 54 61 67 41 02
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NAME_END = "\x01"
+VALUE_END = "\x02"
+MAX_PROPERTIES_BYTES = 32767  # the length is a signed 16-bit field of the record
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+HALF = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+UNIQUE_KEY = "UNIQ_KEY"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+CLUSTER = "CLUSTER"
+POP_CHECKPOINT = "POP_CK"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+KEY_SEPARATOR = " "
+
+
+def parse(text: str) -> dict[str, str]:
+    """Property string to a dict; tolerant as Java's reader is."""
+    found: dict[str, str] = {}
+    for piece in text.split(VALUE_END):
+        name, mark, value = piece.partition(NAME_END)
+        if mark and name and value:
+            found[name] = value
+    return found
+
+
+def build(properties: Mapping[str, str]) -> str:
+    """A dict to the property string, with the trailing separator."""
+    return "".join(f"{k}{NAME_END}{v}{VALUE_END}" for k, v in properties.items())
+
+
+def has(text: str, name: str) -> bool:
+    """Whether the string carries this name at all (value not looked at)."""
+    return text.startswith(name + NAME_END) or (VALUE_END + name + NAME_END) in text
+
+
+def get(text: str, name: str) -> str | None:
+    """One value out of the string without building a dict; the last one wins."""
+    mark = name + NAME_END
+    at = text.rfind(VALUE_END + mark)
+    if at >= 0:
+        begin = at + 1 + len(mark)
+    elif text.startswith(mark):
+        begin = len(mark)
+    else:
+        return None
+    end = text.find(VALUE_END, begin)
+    value = text[begin:] if end < 0 else text[begin:end]
+    return value or parse(text).get(name)  # empty pieces don't count: an earlier one may
