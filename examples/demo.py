@@ -33,8 +33,10 @@ def server(folder: str) -> Iterator[dict[str, str]]:
     """`cometmq up` as a child process; yields the places that its ready line names."""
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cometmq", "up", "--namesrv-port", "0", "--broker-port", "0"]
-        + ["--store", folder, "--log-level", "WARNING"],
+        [
+            *(sys.executable, "-m", "cometmq", "up", "--namesrv-port", "0", "--broker-port", "0"),
+            *("--store", folder, "--log-level", "WARNING"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -89,62 +91,68 @@ def pull_header(queue_id: int, offset: int, expression: str, suspend_ms: int) ->
 
 def main() -> None:
     print("CometMQ demo")
-    with tempfile.TemporaryDirectory(prefix="cometmq-demo-") as folder, server(folder) as places:
-        with Remote(places["broker"]) as broker, Remote(places["namesrv"]) as name_server:
-            ids = [send(broker, n, "paid" if n % 3 else "refunded", n % 4) for n in range(12)]
-            say(f"sent 12 messages to {TOPIC!r}; the broker created the topic; first id {ids[0]}")
-
-            route = name_server.call(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC,
-                {"topic": TOPIC, "acceptStandardJsonOnly": "true"},
-            )
-            queues = json.loads(route.body)["queueDatas"][0]
-            say(
-                f"name server knows {TOPIC!r}: {queues['writeQueueNums']} queues on "
-                f"{queues['brokerName']}"
-            )
-
-            found = []
-            for queue_id in range(4):
-                answer = broker.call(RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "*", 0))
-                found += record.decode_all(answer.body)
-            say(f"pulled {len(found)} messages from 4 queues")
-            assert sorted(json.loads(m.body)["order"] for m in found) == list(range(12))
-
-            some = []
-            for queue_id in range(4):
-                answer = broker.ask(
-                    RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "refunded", 0)
-                )
-                some += record.decode_all(answer.body)
-            say(f"with the tag filter 'refunded': {len(some)} messages")
-            assert len(some) == 4
-
-            answer = broker.call(
-                RequestCode.QUERY_MESSAGE,
-                {"topic": TOPIC, "key": "order-7", "maxNum": "8", "beginTimestamp": "0"}
-                | {"endTimestamp": str(2**62)},
-            )
-            say(f"by key 'order-7': {record.decode(answer.body).body.decode()}")
-
-            with Remote(places["broker"], timeout_ms=20_000) as waiting:
-                held = waiting.send(RequestCode.PULL_MESSAGE, pull_header(0, 3, "*", 15_000))
-                sent_at: list[float] = []
-
-                def late() -> None:
-                    sent_at.append(time.monotonic())
-                    with Remote(places["broker"]) as other:
-                        send(other, 99, "paid", 0)
-
-                threading.Timer(0.3, late).start()
-                answer = waiting.wait(held, 20_000)
-                took = (time.monotonic() - sent_at[0]) * 1000
-                assert answer.code == ResponseCode.SUCCESS
-                say(
-                    f"a waiting pull woke {took:.1f} ms after the next send: "
-                    f"{record.decode(answer.body).body.decode()}"
-                )
+    with (
+        tempfile.TemporaryDirectory(prefix="cometmq-demo-") as folder,
+        server(folder) as places,
+    ):
+        use(places)
     print("done")
+
+
+def use(places: dict[str, str]) -> None:
+    """Send, look up, pull, filter, find, wait."""
+    with Remote(places["broker"]) as broker, Remote(places["namesrv"]) as name_server:
+        ids = [send(broker, n, "paid" if n % 3 else "refunded", n % 4) for n in range(12)]
+        say(f"sent 12 messages to {TOPIC!r}; the broker created the topic; first id {ids[0]}")
+
+        route = name_server.call(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            {"topic": TOPIC, "acceptStandardJsonOnly": "true"},
+        )
+        queues = json.loads(route.body)["queueDatas"][0]
+        say(
+            f"name server knows {TOPIC!r}: {queues['writeQueueNums']} queues on "
+            f"{queues['brokerName']}"
+        )
+
+        found = []
+        for queue_id in range(4):
+            answer = broker.call(RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "*", 0))
+            found += record.decode_all(answer.body)
+        say(f"pulled {len(found)} messages from 4 queues")
+        assert sorted(json.loads(m.body)["order"] for m in found) == list(range(12))
+
+        some = []
+        for queue_id in range(4):
+            answer = broker.ask(RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "refunded", 0))
+            some += record.decode_all(answer.body)
+        say(f"with the tag filter 'refunded': {len(some)} messages")
+        assert len(some) == 4
+
+        answer = broker.call(
+            RequestCode.QUERY_MESSAGE,
+            {"topic": TOPIC, "key": "order-7", "maxNum": "8", "beginTimestamp": "0"}
+            | {"endTimestamp": str(2**62)},
+        )
+        say(f"by key 'order-7': {record.decode(answer.body).body.decode()}")
+
+        with Remote(places["broker"], timeout_ms=20_000) as waiting:
+            held = waiting.send(RequestCode.PULL_MESSAGE, pull_header(0, 3, "*", 15_000))
+            sent_at: list[float] = []
+
+            def late() -> None:
+                sent_at.append(time.monotonic())
+                with Remote(places["broker"]) as other:
+                    send(other, 99, "paid", 0)
+
+            threading.Timer(0.3, late).start()
+            answer = waiting.wait(held, 20_000)
+            took = (time.monotonic() - sent_at[0]) * 1000
+            assert answer.code == ResponseCode.SUCCESS
+            say(
+                f"a waiting pull woke {took:.1f} ms after the next send: "
+                f"{record.decode(answer.body).body.decode()}"
+            )
 
 
 if __name__ == "__main__":

@@ -139,443 +139,105 @@ class Key(msgspec.Struct, frozen=True):
     """RocketMQ has no such key; it is CometMQ's own."""
 
 
+# fmt: off
 BROKER_KEYS: tuple[Key, ...] = (
     Key("brokerClusterName", "cluster", "name of the cluster"),
     Key("brokerName", "name", "name of this broker; replicas share it"),
     Key("brokerId", "broker_id", "0 is the leader", 0),
     Key("brokerRole", "role", "role", choices=("ASYNC_MASTER", "SYNC_MASTER")),
     Key("bindAddress", "bind_host", "address to listen on"),
-    Key(
-        "listenPort",
-        "listen_port",
-        "port; 0 picks a free one; the VIP port is this minus 2",
-        0,
-        65535,
-    ),
+    Key("listenPort", "listen_port", "port; 0 picks a free one; the VIP port is this minus 2", 0, 65_535),
     Key("brokerIP1", "advertised_host", "address told to clients; empty: the address listened on"),
     Key("namesrvAddr", "namesrv", "name servers, `host:port;host:port`"),
     Key("brokerPermission", "permission", "bits: 4 read, 2 write", 0, 7, is_live=True),
     Key("regionId", "region", "region put into each message"),
-    Key(
-        "registerNameServerPeriod", "register_period_ms", "ms between registrations", 10_000, 60_000
-    ),
-    Key(
-        "registerBrokerTimeoutMills",
-        "register_timeout_ms",
-        "ms until a registration counts as failed",
-        100,
-        600_000,
-    ),
-    Key(
-        "autoCreateTopicEnable",
-        "is_topic_auto_created",
-        "create unknown topics on send",
-        is_live=True,
-    ),
-    Key(
-        "defaultTopicQueueNums",
-        "default_queue_count",
-        "queues of TBW102, the template of new topics",
-        1,
-        1024,
-    ),
-    Key(
-        "autoCreateSubscriptionGroup",
-        "is_group_auto_created",
-        "create unknown groups",
-        is_live=True,
-    ),
-    Key(
-        "clusterTopicEnable", "is_cluster_topic_enabled", "topic named after the cluster is usable"
-    ),
+    Key("registerNameServerPeriod", "register_period_ms", "ms between registrations", 10_000, 60_000),
+    Key("registerBrokerTimeoutMills", "register_timeout_ms", "ms until a registration counts as failed", 100, 600_000),
+    Key("autoCreateTopicEnable", "is_topic_auto_created", "create unknown topics on send", is_live=True),
+    Key("defaultTopicQueueNums", "default_queue_count", "queues of TBW102, the template of new topics", 1, 1024),
+    Key("autoCreateSubscriptionGroup", "is_group_auto_created", "create unknown groups", is_live=True),
+    Key("clusterTopicEnable", "is_cluster_topic_enabled", "topic named after the cluster is usable"),
     Key("brokerTopicEnable", "is_broker_topic_enabled", "topic named after the broker is usable"),
     Key("traceTopicEnable", "is_trace_topic_enabled", "own the trace topic"),
     Key("msgTraceTopicName", "trace_topic", "name of the trace topic"),
     Key("traceOn", "is_trace_on", "put TRACE_ON=true into messages"),
-    Key(
-        "notifyConsumerIdsChangedEnable",
-        "notify_members",
-        "tell members when their group changes",
-        is_live=True,
-    ),
+    Key("notifyConsumerIdsChangedEnable", "notify_members", "tell members when their group changes", is_live=True),
     Key("maxTopics", "max_topics", "topics this broker will hold at most", 1, is_ours=True),
-    Key(
-        "maxGroups",
-        "max_groups",
-        "subscription groups this broker will hold at most",
-        1,
-        is_ours=True,
-    ),
-    Key(
-        "startAcceptSendRequestTimeStamp",
-        "accept_sends_from_ms",
-        "refuse sends before this time (ms)",
-        0,
-        is_live=True,
-    ),
+    Key("maxGroups", "max_groups", "subscription groups this broker will hold at most", 1, is_ours=True),
+    Key("startAcceptSendRequestTimeStamp", "accept_sends_from_ms", "refuse sends before this time (ms)", 0, is_live=True),
     Key("maxMessageSize", "max_message_bytes", "largest body in bytes", 1, 512 * MIB, is_live=True),
-    Key(
-        "waitTimeMillsInSendQueue",
-        "send_queue_wait_ms",
-        "a send that waited longer is refused as busy",
-        1,
-        600_000,
-        is_live=True,
-    ),
-    Key(
-        "osPageCacheBusyTimeOutMills",
-        "append_stall_ms",
-        "an append that took longer makes sends busy",
-        1,
-        600_000,
-        is_live=True,
-    ),
-    Key(
-        "brokerFastFailureEnable",
-        "is_fast_failure_enabled",
-        "refuse sends that waited too long",
-        is_live=True,
-    ),
+    Key("waitTimeMillsInSendQueue", "send_queue_wait_ms", "a send that waited longer is refused as busy", 1, 600_000, is_live=True),
+    Key("osPageCacheBusyTimeOutMills", "append_stall_ms", "an append that took longer makes sends busy", 1, 600_000, is_live=True),
+    Key("brokerFastFailureEnable", "is_fast_failure_enabled", "refuse sends that waited too long", is_live=True),
     Key("rejectTransactionMessage", "rejects_transactions", "refuse half messages", is_live=True),
-    Key(
-        "syncFlushTimeout",
-        "sync_flush_timeout_ms",
-        "ms until a synchronous flush answers FLUSH_DISK_TIMEOUT",
-        1,
-        600_000,
-        is_live=True,
-    ),
-    Key(
-        "longPollingEnable",
-        "is_long_polling_enabled",
-        "hold pulls until a message arrives",
-        is_live=True,
-    ),
-    Key(
-        "shortPollingTimeMills",
-        "short_polling_ms",
-        "hold in ms when long polling is off",
-        1,
-        600_000,
-        is_live=True,
-    ),
+    Key("syncFlushTimeout", "sync_flush_timeout_ms", "ms until a synchronous flush answers FLUSH_DISK_TIMEOUT", 1, 600_000, is_live=True),
+    Key("longPollingEnable", "is_long_polling_enabled", "hold pulls until a message arrives", is_live=True),
+    Key("shortPollingTimeMills", "short_polling_ms", "hold in ms when long polling is off", 1, 600_000, is_live=True),
     Key("litePullMessageEnable", "is_lite_pull_enabled", "serve lite pull consumers", is_live=True),
-    Key(
-        "maxParkedPulls",
-        "max_parked_pulls",
-        "held pulls at most; one more is answered at once",
-        1,
-        is_ours=True,
-    ),
-    Key(
-        "maxTransferCountOnMessageInMemory",
-        "max_pull_count_memory",
-        "messages per pull, recent data",
-        1,
-        100_000,
-        is_live=True,
-    ),
-    Key(
-        "maxTransferBytesOnMessageInMemory",
-        "max_pull_bytes_memory",
-        "bytes per pull, recent data",
-        1,
-        128 * MIB,
-        is_live=True,
-    ),
-    Key(
-        "maxTransferCountOnMessageInDisk",
-        "max_pull_count_disk",
-        "messages per pull, old data",
-        1,
-        100_000,
-        is_live=True,
-    ),
-    Key(
-        "maxTransferBytesOnMessageInDisk",
-        "max_pull_bytes_disk",
-        "bytes per pull, old data",
-        1,
-        128 * MIB,
-        is_live=True,
-    ),
-    Key(
-        "accessMessageInMemoryMaxRatio",
-        "in_memory_ratio_percent",
-        "share of RAM that counts as recent",
-        1,
-        100,
-    ),
-    Key(
-        "flushConsumerOffsetInterval",
-        "save_offsets_ms",
-        "ms between saves of consumer offsets",
-        100,
-        3_600_000,
-    ),
-    Key(
-        "channelExpiredTimeout",
-        "client_expiry_ms",
-        "a client silent for this long is dropped",
-        1_000,
-        86_400_000,
-    ),
-    Key(
-        "useServerSideResetOffset",
-        "is_server_side_reset",
-        "reset offsets on the broker, not in clients",
-        is_live=True,
-    ),
+    Key("maxParkedPulls", "max_parked_pulls", "held pulls at most; one more is answered at once", 1, is_ours=True),
+    Key("maxTransferCountOnMessageInMemory", "max_pull_count_memory", "messages per pull, recent data", 1, 100_000, is_live=True),
+    Key("maxTransferBytesOnMessageInMemory", "max_pull_bytes_memory", "bytes per pull, recent data", 1, 128 * MIB, is_live=True),
+    Key("maxTransferCountOnMessageInDisk", "max_pull_count_disk", "messages per pull, old data", 1, 100_000, is_live=True),
+    Key("maxTransferBytesOnMessageInDisk", "max_pull_bytes_disk", "bytes per pull, old data", 1, 128 * MIB, is_live=True),
+    Key("accessMessageInMemoryMaxRatio", "in_memory_ratio_percent", "share of RAM that counts as recent", 1, 100),
+    Key("flushConsumerOffsetInterval", "save_offsets_ms", "ms between saves of consumer offsets", 100, 3_600_000),
+    Key("channelExpiredTimeout", "client_expiry_ms", "a client silent for this long is dropped", 1000, 86_400_000),
+    Key("useServerSideResetOffset", "is_server_side_reset", "reset offsets on the broker, not in clients", is_live=True),
     Key("storePathRootDir", "store_path", "store directory"),
-    Key(
-        "mappedFileSizeCommitLog",
-        "log_file_bytes",
-        "bytes per commit-log file",
-        4096,
-        8 * 1024 * MIB,
-    ),
-    Key(
-        "mappedFileSizeConsumeQueue",
-        "queue_file_bytes",
-        "bytes per consume-queue file, a multiple of 20",
-        20,
-        1024 * MIB,
-    ),
+    Key("mappedFileSizeCommitLog", "log_file_bytes", "bytes per commit-log file", 4096, 8 * 1024 * MIB),
+    Key("mappedFileSizeConsumeQueue", "queue_file_bytes", "bytes per consume-queue file, a multiple of 20", 20, 1024 * MIB),
     Key("maxHashSlotNum", "index_slots", "slots per index file", 1, 500_000_000),
     Key("maxIndexNum", "index_entries", "entries per index file", 2, 1_000_000_000),
     Key("messageIndexEnable", "is_index_enabled", "index keys"),
-    Key(
-        "flushDiskType",
-        "flush",
-        "when a send counts as stored",
-        choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
-    ),
-    Key(
-        "flushIntervalCommitLog", "flush_interval_ms", "ms between asynchronous flushes", 1, 600_000
-    ),
-    Key(
-        "flushCommitLogLeastPages",
-        "flush_least_pages",
-        "dirty 4 KiB pages that make a flush worth it",
-        0,
-        1_000_000,
-    ),
-    Key(
-        "flushCommitLogThoroughInterval",
-        "flush_thorough_ms",
-        "ms after which anything dirty is flushed",
-        1,
-        3_600_000,
-    ),
-    Key(
-        "flushIntervalConsumeQueue",
-        "queue_flush_interval_ms",
-        "ms between flushes of consume queues",
-        1,
-        600_000,
-    ),
-    Key(
-        "flushConsumeQueueLeastPages",
-        "queue_flush_least_pages",
-        "dirty pages that make it worth it",
-        0,
-        1_000_000,
-    ),
-    Key(
-        "flushConsumeQueueThoroughInterval",
-        "queue_flush_thorough_ms",
-        "ms after which all queues are flushed",
-        1,
-        3_600_000,
-    ),
-    Key(
-        "fileReservedTime",
-        "file_reserved_hours",
-        "hours that a log file is kept",
-        1,
-        876_000,
-        is_live=True,
-    ),
-    Key(
-        "deleteWhen", "delete_when", "hours of the day for deleting, `04` or `04;16`", is_live=True
-    ),
-    Key(
-        "diskMaxUsedSpaceRatio",
-        "disk_max_used_percent",
-        "above: delete expired files at any hour",
-        10,
-        95,
-        is_live=True,
-    ),
-    Key(
-        "diskSpaceCleanForciblyRatio",
-        "disk_clean_forcibly_percent",
-        "above: delete also unexpired files",
-        30,
-        85,
-        is_live=True,
-    ),
-    Key(
-        "diskSpaceWarningLevelRatio",
-        "disk_warning_percent",
-        "above: refuse sends",
-        35,
-        90,
-        is_live=True,
-    ),
-    Key(
-        "cleanFileForciblyEnable",
-        "clean_forcibly",
-        "whether unexpired files may be deleted",
-        is_live=True,
-    ),
-    Key(
-        "cleanResourceInterval",
-        "clean_interval_ms",
-        "ms between looks at what may be deleted",
-        100,
-        3_600_000,
-    ),
-    Key(
-        "deleteFileBatchMax",
-        "delete_batch",
-        "log files deleted in one look",
-        1,
-        10_000,
-        is_live=True,
-    ),
+    Key("flushDiskType", "flush", "when a send counts as stored", choices=("ASYNC_FLUSH", "SYNC_FLUSH")),
+    Key("flushIntervalCommitLog", "flush_interval_ms", "ms between asynchronous flushes", 1, 600_000),
+    Key("flushCommitLogLeastPages", "flush_least_pages", "dirty 4 KiB pages that make a flush worth it", 0, 1_000_000),
+    Key("flushCommitLogThoroughInterval", "flush_thorough_ms", "ms after which anything dirty is flushed", 1, 3_600_000),
+    Key("flushIntervalConsumeQueue", "queue_flush_interval_ms", "ms between flushes of consume queues", 1, 600_000),
+    Key("flushConsumeQueueLeastPages", "queue_flush_least_pages", "dirty pages that make it worth it", 0, 1_000_000),
+    Key("flushConsumeQueueThoroughInterval", "queue_flush_thorough_ms", "ms after which all queues are flushed", 1, 3_600_000),
+    Key("fileReservedTime", "file_reserved_hours", "hours that a log file is kept", 1, 876_000, is_live=True),
+    Key("deleteWhen", "delete_when", "hours of the day for deleting, `04` or `04;16`", is_live=True),
+    Key("diskMaxUsedSpaceRatio", "disk_max_used_percent", "above: delete expired files at any hour", 10, 95, is_live=True),
+    Key("diskSpaceCleanForciblyRatio", "disk_clean_forcibly_percent", "above: delete also unexpired files", 30, 85, is_live=True),
+    Key("diskSpaceWarningLevelRatio", "disk_warning_percent", "above: refuse sends", 35, 90, is_live=True),
+    Key("cleanFileForciblyEnable", "clean_forcibly", "whether unexpired files may be deleted", is_live=True),
+    Key("cleanResourceInterval", "clean_interval_ms", "ms between looks at what may be deleted", 100, 3_600_000),
+    Key("deleteFileBatchMax", "delete_batch", "log files deleted in one look", 1, 10_000, is_live=True),
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
-    Key(
-        "maxFrameBytes",
-        "max_frame_bytes",
-        "largest frame, length word included",
-        4096,
-        1024 * MIB,
-        is_ours=True,
-    ),
-    Key(
-        "maxQueuedFrames",
-        "max_queued_frames",
-        "requests of one connection waiting at most",
-        1,
-        is_ours=True,
-    ),
-    Key(
-        "maxOutboxBytes",
-        "max_outbox_bytes",
-        "bytes waiting for one slow reader; above it is dropped",
-        65536,
-        is_ours=True,
-    ),
-    Key(
-        "serverChannelMaxIdleTimeMills",
-        "idle_timeout_ms",
-        "ms after which a silent connection is closed",
-        1_000,
-        86_400_000,
-        is_ours=True,
-    ),
-    Key(
-        "frameTimeoutMills",
-        "frame_timeout_ms",
-        "ms in which a begun frame must be complete",
-        100,
-        86_400_000,
-        is_ours=True,
-    ),
+    Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
+    Key("maxQueuedFrames", "max_queued_frames", "requests of one connection waiting at most", 1, is_ours=True),
+    Key("maxOutboxBytes", "max_outbox_bytes", "bytes waiting for one slow reader; above it is dropped", 65_536, is_ours=True),
+    Key("serverChannelMaxIdleTimeMills", "idle_timeout_ms", "ms after which a silent connection is closed", 1000, 86_400_000, is_ours=True),
+    Key("frameTimeoutMills", "frame_timeout_ms", "ms in which a begun frame must be complete", 100, 86_400_000, is_ours=True),
 )
+# fmt: on
 
+# fmt: off
 NAMESERVER_KEYS: tuple[Key, ...] = (
     Key("bindAddress", "bind_host", "address to listen on"),
-    Key("listenPort", "listen_port", "port; 0 picks a free one", 0, 65535),
+    Key("listenPort", "listen_port", "port; 0 picks a free one", 0, 65_535),
     Key("kvConfigPath", "kv_path", "file that keeps the key-value settings"),
-    Key(
-        "orderMessageEnable", "is_order_topic_enabled", "routes tell the order config", is_live=True
-    ),
-    Key(
-        "returnOrderTopicConfigToBroker",
-        "returns_order_topics",
-        "brokers are told the order topics",
-        is_live=True,
-    ),
-    Key(
-        "scanNotActiveBrokerInterval",
-        "scan_interval_ms",
-        "ms between looks for dead brokers",
-        100,
-        600_000,
-    ),
-    Key(
-        "brokerExpiryMills",
-        "broker_expiry_ms",
-        "a broker silent for this long is dropped",
-        1_000,
-        86_400_000,
-        is_ours=True,
-    ),
-    Key(
-        "enableTopicList",
-        "is_topic_list_enabled",
-        "answer lists of topics by cluster",
-        is_live=True,
-    ),
-    Key(
-        "enableAllTopicList",
-        "is_all_topic_list_enabled",
-        "answer the list of all topics",
-        is_live=True,
-    ),
-    Key(
-        "deleteTopicWithBrokerRegistration",
-        "deletes_missing_topics",
-        "topics missing from a registration go",
-        is_live=True,
-    ),
+    Key("orderMessageEnable", "is_order_topic_enabled", "routes tell the order config", is_live=True),
+    Key("returnOrderTopicConfigToBroker", "returns_order_topics", "brokers are told the order topics", is_live=True),
+    Key("scanNotActiveBrokerInterval", "scan_interval_ms", "ms between looks for dead brokers", 100, 600_000),
+    Key("brokerExpiryMills", "broker_expiry_ms", "a broker silent for this long is dropped", 1000, 86_400_000, is_ours=True),
+    Key("enableTopicList", "is_topic_list_enabled", "answer lists of topics by cluster", is_live=True),
+    Key("enableAllTopicList", "is_all_topic_list_enabled", "answer the list of all topics", is_live=True),
+    Key("deleteTopicWithBrokerRegistration", "deletes_missing_topics", "topics missing from a registration go", is_live=True),
     Key("maxTopics", "max_topics", "topics at most", 1, is_ours=True),
     Key("maxBrokers", "max_brokers", "brokers at most", 1, is_ours=True),
     Key("maxKvEntries", "max_kv_entries", "key-value settings at most", 1, is_ours=True),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
-    Key(
-        "maxFrameBytes",
-        "max_frame_bytes",
-        "largest frame, length word included",
-        4096,
-        1024 * MIB,
-        is_ours=True,
-    ),
-    Key(
-        "maxQueuedFrames",
-        "max_queued_frames",
-        "requests of one connection waiting at most",
-        1,
-        is_ours=True,
-    ),
-    Key(
-        "maxOutboxBytes",
-        "max_outbox_bytes",
-        "bytes waiting for one slow reader; above it is dropped",
-        65536,
-        is_ours=True,
-    ),
-    Key(
-        "serverChannelMaxIdleTimeMills",
-        "idle_timeout_ms",
-        "ms after which a silent connection is closed",
-        1_000,
-        86_400_000,
-        is_ours=True,
-    ),
-    Key(
-        "frameTimeoutMills",
-        "frame_timeout_ms",
-        "ms in which a begun frame must be complete",
-        100,
-        86_400_000,
-        is_ours=True,
-    ),
+    Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
+    Key("maxQueuedFrames", "max_queued_frames", "requests of one connection waiting at most", 1, is_ours=True),
+    Key("maxOutboxBytes", "max_outbox_bytes", "bytes waiting for one slow reader; above it is dropped", 65_536, is_ours=True),
+    Key("serverChannelMaxIdleTimeMills", "idle_timeout_ms", "ms after which a silent connection is closed", 1000, 86_400_000, is_ours=True),
+    Key("frameTimeoutMills", "frame_timeout_ms", "ms in which a begun frame must be complete", 100, 86_400_000, is_ours=True),
 )
+# fmt: on
 
 IDLE_BROKER_KEYS = frozenset(
     """accessMessageInMemoryMaxRatioInSlave aclEnable adminBrokerThreadPoolNums
@@ -633,6 +295,21 @@ IDLE_BROKER_KEYS = frozenset(
 )
 """Keys that RocketMQ's broker knows and this version doesn't act on: accepted, said to be idle."""
 
+REFUSED_BROKER_KEYS = {
+    "aclEnable": "false",
+    "authenticationEnabled": "false",
+    "authorizationEnabled": "false",
+    "enableControllerMode": "false",
+    "enableDLegerCommitLog": "false",
+    "enableLmq": "false",
+    "enableMultiDispatch": "false",
+    "messageStorePlugIn": "",
+    "storeType": "default",
+    "configManagerVersion": "v1",
+}
+"""Keys that promise something this version does not do, with the one value that is harmless: access
+control that is silently off, or a store in another format, would be worse than no start."""
+
 IDLE_NAMESERVER_KEYS = frozenset(
     """rocketmqHome configStorePath productEnvName clusterTest clientRequestThreadPoolNums
     clientRequestThreadPoolQueueCapacity defaultThreadPoolNums defaultThreadPoolQueueCapacity
@@ -665,7 +342,9 @@ def apply(config: C, settings: dict[str, str], *, source: str, live_only: bool =
     for name, text in settings.items():
         row = rows.get(name)
         if row is None:
-            if name in idle and not live_only:
+            if not live_only and type(config) is BrokerConfig:
+                _check_promise(name, text.strip(), settings, config, source)
+            if (name in idle or name in REFUSED_BROKER_KEYS) and not live_only:
                 continue
             raise ConfigError(f"{source}: {_unknown(name, rows, idle)}")
         if live_only and not row.is_live:
@@ -677,6 +356,25 @@ def apply(config: C, settings: dict[str, str], *, source: str, live_only: bool =
     changed = msgspec.structs.replace(config, **changes)
     _check_whole(changed, source)
     return changed
+
+
+def _check_promise(
+    name: str, text: str, settings: dict[str, str], config: BrokerConfig, source: str
+) -> None:
+    """Refuse what would be silently different from what the key promises."""
+    harmless = REFUSED_BROKER_KEYS.get(name, text)
+    if text.lower() != harmless.lower():
+        raise ConfigError(
+            f"{source}: {name}={text} is not supported by this version; remove it or write "
+            f"{name}={harmless}"
+        )
+    if name == "storePathCommitLog":
+        root = settings.get("storePathRootDir", config.store_path).rstrip("/")
+        if text.rstrip("/") != f"{root}/commitlog":
+            raise ConfigError(
+                f"{source}: storePathCommitLog={text} must be {root or 'storePathRootDir'}"
+                "/commitlog; set storePathRootDir instead"
+            )
 
 
 def idle_keys(kind: type[Any], settings: dict[str, str]) -> list[str]:

@@ -65,7 +65,9 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
             why = "something else listens there; stop it, or choose another port"
         else:
             why = error.strerror or str(error)
-        raise ConfigError(f"can't listen on {host}:{port}: {why} ({flag}; 0 picks a free port)")
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {why} ({flag}; 0 picks a free port)"
+        ) from None
     return listener
 
 

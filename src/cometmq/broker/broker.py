@@ -322,12 +322,19 @@ class Broker:
     # ------------------------------------------------------------------- replies that wait
 
     def acknowledge(
-        self, call: Call, reply: Reply, end_offset: int, topic: str, *, waits: bool
+        self, call: Call, reply: Reply, end_offset: int, topic: str, text: str
     ) -> Reply | None:
-        """A message is in the log: answer now, or when it is safe and its topic is known."""
+        """A message is in the log: answer now, or when it is safe and its topic is known.
+
+        Its properties (`text`) may say WAIT=false: then its sender does not care for the flush.
+        """
         if call.frame.is_oneway:
             return None
-        if self.store.config.is_sync_flush and waits and self.store.flushed_offset < end_offset:
+        if (
+            self.store.config.is_sync_flush
+            and self.store.flushed_offset < end_offset
+            and properties.get(text, properties.WAIT) != "false"
+        ):
             until_ms = call.now_ms + self.config.sync_flush_timeout_ms
             self._parked.append(_Parked(end_offset, until_ms, call, reply, topic))
             return None

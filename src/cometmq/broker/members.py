@@ -195,7 +195,7 @@ class Members:
         """A connection is gone: out of all groups; returns the consumer groups that changed."""
         for name in sorted(self._producer_groups.pop(conn, set())):
             self.leave_producers(name, conn)
-        changed = [name for name in sorted(self._by_conn.get(conn, set()))]
+        changed = sorted(self._by_conn.get(conn, set()))
         for name in changed:
             self.leave(name, conn)
         self._by_conn.pop(conn, None)

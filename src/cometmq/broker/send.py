@@ -42,6 +42,11 @@ _LATER = (
 )
 
 
+_KINDS = (properties.HALF, properties.DELAY, "TIMER_")
+"""A property text without any of these is an ordinary message; looking for text is cheap."""
+_RESERVED_MARKS = tuple(name + properties.NAME_END for name in _RESERVED)
+
+
 def send(broker: Broker, call: Call) -> Reply | None:
     """Store one message or one batch."""
     header: SendHeader = call.header
@@ -138,6 +143,8 @@ def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
 def _check_kind(header: SendHeader) -> None:
     """Message kinds that this version can't keep are refused, never stored as something else."""
     text = header.properties or ""
+    if not any(name in text for name in _KINDS):
+        return
     if (properties.get(text, properties.HALF) or "").lower() == "true":
         raise RequestRefused(
             ResponseCode.NO_PERMISSION, "transactional messages are not supported by this version"
@@ -215,7 +222,7 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
     if unique_key is not None:
         ext["transactionId"] = unique_key
     return broker.acknowledge(
-        call, Reply(ext=ext), stored.end_offset, header.topic, waits=_waits(text)
+        call, Reply(ext=ext), stored.end_offset, header.topic, text=text
     )
 
 
@@ -263,7 +270,7 @@ def _store_batch(
     if unique_key is not None:
         ext["transactionId"] = unique_key
     return broker.acknowledge(
-        call, Reply(ext=ext), stored[-1].end_offset, header.topic, waits=_waits(outer)
+        call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer
     )
 
 
@@ -288,7 +295,7 @@ def _message(broker: Broker, call: Call, header: SendHeader, queue_id: int) -> N
 
 def _complete(broker: Broker, text: str, now_ms: int) -> tuple[str, str | None]:
     """The properties as they are stored: with region, trace, cluster and a unique key."""
-    if any(properties.has(text, name) for name in _RESERVED):
+    if any(mark in text for mark in _RESERVED_MARKS):
         table = properties.parse(text)
         for name in _RESERVED:
             table.pop(name, None)
@@ -300,10 +307,6 @@ def _complete(broker: Broker, text: str, now_ms: int) -> tuple[str, str | None]:
         unique_key = broker.make_unique_key(now_ms)
         text += f"{properties.UNIQUE_KEY}\x01{unique_key}\x02"
     return text + broker.added_properties, unique_key
-
-
-def _waits(text: str) -> bool:
-    return properties.get(text, properties.WAIT) != "false"
 
 
 def _refusal(error: StoreError) -> RequestRefused:

@@ -1,7 +1,7 @@
 """The smallest client: one blocking connection that asks and waits.
 
 Owns: a socket, request ids, and matching answers to requests. One rule: it is for scripts, tests
-and start-up work, one request at a time from one thread; producers and consumers are more than this.
+and start-up work, from one thread; producers and consumers are more than this.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import msgspec
 
@@ -217,7 +217,7 @@ class Registrations:
         return member is not None and member.state_version > state_version
 
     def _check_limits(
-        self, key: Key, place: _Place, topics: Iterable[str], config: NameServerConfig
+        self, key: Key, place: _Place, topics: Collection[str], config: NameServerConfig
     ) -> None:
         members = self._routes.members
         is_more = place.is_first and key not in members
@@ -231,16 +231,17 @@ class Registrations:
         if place.takes_topics:
             self.check_topic_room(topics, config)
 
-    def check_topic_room(self, topics: Iterable[str], config: NameServerConfig) -> None:
+    def check_topic_room(self, topics: Collection[str], config: NameServerConfig) -> None:
         """RequestRefused if these topics, with those still being applied, pass the limit."""
         known = self._routes.topics
+        unfinished = list(self.slices.pending())
+        if len(known) + len(topics) + sum(map(len, unfinished)) <= config.max_topics:
+            return  # even if none of them were known: no need to look
         fresh = {topic for topic in topics if topic not in known}
         if not fresh:
             return
-        unfinished = list(self.slices.pending())
-        if len(known) + len(fresh) + sum(map(len, unfinished)) > config.max_topics:
-            for pending in unfinished:
-                fresh.update(topic for topic in pending if topic not in known)
+        for pending in unfinished:
+            fresh.update(topic for topic in pending if topic not in known)
         if len(known) + len(fresh) > config.max_topics:
             self._stats.over_max_topics += 1
             raise RequestRefused(

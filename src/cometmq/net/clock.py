@@ -12,7 +12,7 @@ import time
 class Clock:
     """Call it for the time in ms since the epoch."""
 
-    __slots__ = ("_last_ms", "_last_mono_ns")
+    __slots__ = ("_last_mono_ns", "_last_ms")
 
     def __init__(self) -> None:
         self._last_ms = time.time_ns() // 1_000_000

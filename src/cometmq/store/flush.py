@@ -110,7 +110,8 @@ class FlushPlan:
 
     # -------------------------------------------------------------------------------------- queues
 
-    def take_queues(self, dispatched_ms: int, now_ms: int) -> Flush | None:
+    def take_queues(self, dispatched_ms: int, now_ms: int, *, is_ms_over: bool) -> Flush | None:
+        """`is_ms_over`: no record stored at `dispatched_ms` is still to be dispatched."""
         config = self._config
         if QUEUES in self._under_way:
             return None
@@ -119,7 +120,9 @@ class FlushPlan:
         self._queues_at_ms = now_ms + config.queue_flush_interval_ms
         is_all = not _is_ahead(self._queues_all_at_ms, now_ms, config.queue_flush_thorough_ms)
         proof = _Proof()
-        targets = self._take_queue_targets(dispatched_ms, proof, is_all=is_all)
+        targets = self._take_queue_targets(
+            dispatched_ms, proof, is_all=is_all, is_ms_over=is_ms_over
+        )
         if is_all:
             self._queues_all_at_ms = now_ms + config.queue_flush_thorough_ms
         if not targets:
@@ -129,7 +132,7 @@ class FlushPlan:
         return Flush(QUEUES, targets)
 
     def _take_queue_targets(
-        self, dispatched_ms: int, proof: _Proof, *, is_all: bool
+        self, dispatched_ms: int, proof: _Proof, *, is_all: bool, is_ms_over: bool
     ) -> list[SyncTarget]:
         least_pages = 0 if is_all else self._config.queue_flush_least_pages
         targets = self._queues.take_dirty(least_pages=least_pages)
@@ -137,7 +140,7 @@ class FlushPlan:
             proof.queues_ms = dispatched_ms
         if is_all and self._index is not None:
             targets += self._index.take_dirty()
-            proof.index_ms = self._index.end_ms
+            proof.index_ms = self._index.durable_ms(is_ms_over=is_ms_over)
         if self._checkpoint.is_dirty:
             self._checkpoint.is_dirty = False
             targets.append(self._checkpoint.target())
@@ -146,7 +149,8 @@ class FlushPlan:
     def sync_queues(self, dispatched_ms: int) -> None:
         """Sync queues, index and checkpoint here and now; OSError if that fails."""
         proof = _Proof()
-        for target in self._take_queue_targets(dispatched_ms, proof, is_all=True):
+        targets = self._take_queue_targets(dispatched_ms, proof, is_all=True, is_ms_over=True)
+        for target in targets:
             target.sync()
         self._prove(proof)
         self._checkpoint.is_dirty = False

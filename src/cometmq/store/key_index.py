@@ -14,9 +14,11 @@ the records.
 
 from __future__ import annotations
 
+import array
 import datetime
 import logging
 import struct
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from operator import mul
@@ -117,6 +119,18 @@ class KeyIndex:
             self.items.pop().remove()
             removed += 1
         return removed
+
+    def repair(self) -> None:
+        """After an unclean stop: make the newest file's slots agree with its count."""
+        if self.items:
+            self.items[-1].repair_slots()
+
+    def durable_ms(self, *, is_ms_over: bool) -> int:
+        """The time that syncing the index now would prove: files that end no later are whole.
+
+        While a record of the same millisecond may still enter, only the one before.
+        """
+        return self.end_ms if is_ms_over else self.end_ms - 1
 
     def remove_expired(self, log_min: int) -> int:
         """Delete files (never the last) that only point below `log_min`."""
@@ -246,6 +260,27 @@ class IndexFile:
                 return
             if found == hashed and second_ms <= end_ms:
                 yield log_offset
+
+    def repair_slots(self) -> None:
+        """Slots may reach the disk before the head that counts their entries. Such a slot hides
+        its whole chain; the entries below the count are whole, so all slots follow from them."""
+        buffer = self.segment.buffer
+        slots = array.array("i", bytes(buffer[INDEX_HEAD_BYTES : self._entries_at]))
+        if sys.byteorder == "little":
+            slots.byteswap()
+        if max(slots) < self.count and min(slots) >= 0:
+            return
+        log.warning("index_slots_repaired name=%s count=%d", self.name, self.count)
+        slots = array.array("i", bytes(len(slots) * slots.itemsize))
+        for number in range(1, self.count):
+            entry_at = self._entries_at + INDEX_ENTRY_BYTES * number
+            (hashed,) = _SLOT.unpack_from(buffer, entry_at)
+            slots[abs(hashed) % self._slots] = number
+        self._slots_used = sum(1 for number in slots if number)
+        if sys.byteorder == "little":
+            slots.byteswap()
+        buffer[INDEX_HEAD_BYTES : self._entries_at] = slots.tobytes()
+        self._write_head(buffer)
 
     def remove(self) -> None:
         self.segment.remove()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from cometmq.store import layout
 from cometmq.store.commit_log import CommitLog
-from cometmq.store.consume_queue import UNIT, ConsumeQueue
+from cometmq.store.consume_queue import BLANK_SIZE, UNIT, ConsumeQueue
 from cometmq.store.dispatch import keys_of
 from cometmq.store.key_index import KeyIndex
 from cometmq.store.layout import StoreConfig
@@ -109,8 +109,10 @@ class Reading:
         skip_below = -1
         is_cold = False
         for log_offset, size, tags_code in UNIT.iter_unpack(units):
-            if log_offset < skip_below:
+            if log_offset < skip_below or size == BLANK_SIZE:
                 offset += 1
+                if not parts:
+                    status = FetchStatus.MESSAGE_WAS_REMOVING
                 continue
             is_cold = log_offset < hot_from
             if parts:

@@ -41,7 +41,7 @@ PROGRESS_RECORDS = 1_000_000
 class Recovered(msgspec.Struct):
     """What recovery found and did."""
 
-    is_clean: bool
+    is_clean: bool = True
     walk_from: int = 0
     log_end: int = 0
     record_count: int = 0
@@ -150,6 +150,7 @@ class Recovery:
         if self._index is None:
             return queues_from
         report.index_files_rebuilt = self._index.remove_newer(self._checkpoint.index_ms)
+        self._index.repair()
         return min(queues_from, self._index_start())
 
     def _file_before(self, at_ms: int) -> int:
@@ -172,6 +173,9 @@ class Recovery:
     def _cut_queues(self, log_offset: int, report: Recovered) -> None:
         for queue in self._queues:
             report.cut_queues += queue.cut(log_offset)
+            # A torn unit may have misled the search by halving; its neighbours then still stand.
+            while self._check_last_unit(queue):
+                queue.cut(log_offset)
             # Even with nothing to cut: behind a page that was lost, later ones may have survived.
             queue.wipe_tail()
 
@@ -222,7 +226,7 @@ class Recovery:
     def _is_torn(self, found: Scan) -> bool:
         """Topic and properties have no CRC. Zeros in them mean that a page of a record which was
         never durable got lost; what the checkpoint vouches for is not doubted."""
-        if found.store_ms <= self._checkpoint.log_ms:
+        if found.store_ms < self._checkpoint.log_ms:
             return False
         text = found.properties
         return "\0" in found.topic or text.endswith("\0") or "\0\0\0\0" in text
@@ -248,7 +252,8 @@ class Recovery:
             if segment.start <= end or self._config.is_durable_cut_allowed:
                 continue
             first = self._log.scan(segment.start, verify_crc=True)
-            if type(first) is Scan and first.store_ms <= self._checkpoint.log_ms:
+            # Not <=: a record of the same millisecond may have come after the flush.
+            if type(first) is Scan and first.store_ms < self._checkpoint.log_ms:
                 raise StoreCorrupt(
                     f"the commit log breaks off at {end}, but {segment.name} behind it holds "
                     f"messages that were durable; set is_durable_cut_allowed to drop them, or "

@@ -60,7 +60,7 @@ class FoundByKey(msgspec.Struct, frozen=True):
 class StoreStats(msgspec.Struct):
     """Counters since the store was opened."""
 
-    recovered: Recovered
+    recovered: Recovered = msgspec.field(default_factory=Recovered)
     appended_count: int = 0
     appended_bytes: int = 0
     refused_count: int = 0

@@ -31,7 +31,6 @@ from cometmq.store.recovery import Recovery
 from cometmq.store.results import Appended, Fetched, FoundByKey, StoreStats
 from cometmq.store.retention import CleanReport
 from cometmq.wire.codes import TRANSACTION_MASK
-from cometmq.wire.properties import MAX_PROPERTIES_BYTES
 from cometmq.wire.record import Encoded, Scan, prepare
 
 log = logging.getLogger("cometmq.store")
@@ -42,7 +41,7 @@ _QUEUES_PER_CLEAN = 2000  # each may touch its disk; more would hold up the loop
 class Store:
     """One open store directory. Made by Store.open."""
 
-    def __init__(self, files: Files, config: StoreConfig, now_ms: int, pid_text: str) -> None:
+    def __init__(self, files: Files, config: StoreConfig) -> None:
         self._files = files
         self._config = config
         self._checkpoint = Checkpoint(files)
@@ -50,35 +49,55 @@ class Store:
         self._queues = Queues(files, config)
         self._index = KeyIndex(files, config) if config.index_enabled else None
         self._dispatcher = Dispatcher(self._log, self._queues, self._index, config)
-        self._log.segments.load()
-        self._queues.load()
-        if self._index is not None:
-            self._index.load()
-        recovery = Recovery(
-            self._log, self._queues, self._index, self._checkpoint, self._dispatcher, config
-        )
-        is_clean = files.read(layout.ABORT) is None
-        self.stats = StoreStats(recovery.run(is_clean=is_clean, now_ms=now_ms))
-        self._last_store_ms = self.stats.recovered.last_store_ms
         self._flush = FlushPlan(self._log, self._queues, self._index, self._checkpoint, config)
+        self.stats = StoreStats()
         self._reading = Reading(self._log, self._queues, self._index, config, self.stats)
+        self._last_store_ms = 0
         self._refusal: str | None = None
         self._disk_full_remark: str | None = None
-        self._clean_at_ms = now_ms + config.clean_interval_ms
+        self._clean_at_ms = 0
         self._unclean_queues: list[ConsumeQueue] = []
         self._is_closed = False
-        self._flush.start(now_ms)
-        files.write(layout.ABORT, pid_text.encode("ascii"))
 
     @classmethod
     def open(cls, files: Files, config: StoreConfig, now_ms: int, pid_text: str = "0") -> Store:
         """Lock, load, recover; StoreLocked or StoreCorrupt if that can't be."""
         files.lock()
         try:
-            return cls(files, config, now_ms, pid_text)
+            store = cls(files, config)
         except BaseException:
             files.unlock()
             raise
+        try:
+            store._start(now_ms, pid_text)
+        except BaseException:
+            store._release()
+            raise
+        return store
+
+    def _start(self, now_ms: int, pid_text: str) -> None:
+        self._log.segments.load()
+        self._queues.load()
+        if self._index is not None:
+            self._index.load()
+        is_clean = self._files.read(layout.ABORT) is None
+        recovery = Recovery(
+            self._log, self._queues, self._index, self._checkpoint, self._dispatcher, self._config
+        )
+        self.stats.recovered = recovery.run(is_clean=is_clean, now_ms=now_ms)
+        self._last_store_ms = self.stats.recovered.last_store_ms
+        self._clean_at_ms = now_ms + self._config.clean_interval_ms
+        self._flush.start(now_ms)
+        self._files.write(layout.ABORT, pid_text.encode("ascii"))
+
+    def _release(self) -> None:
+        """Unmap everything and give up the lock."""
+        self._log.close()
+        self._queues.close()
+        if self._index is not None:
+            self._index.close()
+        self._checkpoint.close()
+        self._files.unlock()
 
     @property
     def files(self) -> Files:
@@ -105,14 +124,8 @@ class Store:
         """Write one message; returns before it is durable or visible."""
         if self._refusal is not None or self._disk_full_remark is not None:
             self._refuse()
-        encoded = prepare(message)
+        encoded = self._encode(message)
         size = encoded.size
-        if (
-            len(message.body) > self._config.max_message_bytes
-            or len(encoded.properties) > MAX_PROPERTIES_BYTES
-            or size > self._config.max_message_bytes + layout.RECORD_OVERHEAD_BYTES
-        ):
-            self._reject(encoded)
         queue = self._queue_for(message, encoded)
         store_ms = now_ms if now_ms > self._last_store_ms else self._last_store_ms
         is_visible = message.sys_flag & TRANSACTION_MASK not in INVISIBLE
@@ -134,12 +147,10 @@ class Store:
         """Write all or none: one file, one store time, consecutive numbers in each queue."""
         if self._refusal is not None or self._disk_full_remark is not None:
             self._refuse()
-        batch = [prepare(message) for message in messages]
+        batch = [self._encode(message) for message in messages]
         if sum(len(message.body) for message in messages) > self._config.max_message_bytes:
             self.stats.refused_count += 1
             raise MessageIllegal(f"batch bodies exceed {self._config.max_message_bytes} bytes")
-        for encoded in batch:
-            self._check(encoded)
         queues = [
             self._queue_for(message, encoded)
             for message, encoded in zip(messages, batch, strict=True)
@@ -169,12 +180,32 @@ class Store:
         self.stats.appended_count += len(done)
         return done
 
+    def _encode(self, message: NewMessage) -> Encoded:
+        """The record to be; MessageIllegal if it breaks a limit."""
+        most = self._config.max_message_bytes
+        if len(message.body) > most:
+            raise self._illegal("body", len(message.body), most)
+        try:
+            encoded = prepare(message)
+        except ValueError as error:  # a text too long for its field, or not encodable
+            self.stats.refused_count += 1
+            raise MessageIllegal(str(error)) from None
+        if encoded.size > most + layout.RECORD_OVERHEAD_BYTES:
+            raise self._illegal("record", encoded.size, most + layout.RECORD_OVERHEAD_BYTES)
+        return encoded
+
+    def _illegal(self, what: str, size: int, limit: int) -> MessageIllegal:
+        self.stats.refused_count += 1
+        return MessageIllegal(f"{what} of {size} bytes; at most {limit}")
+
     def _queue_for(self, message: NewMessage, encoded: Encoded) -> ConsumeQueue:
         """The queue; a topic is only checked when its queue is new."""
         queue = self._queues.get(message.topic, message.queue_id)
         if queue is None:
-            if len(encoded.topic) > layout.MAX_PLAIN_TOPIC_BYTES:
-                self._check(encoded)
+            is_retry = message.topic.startswith(layout.RETRY_PREFIX)
+            limit = layout.MAX_TOPIC_BYTES if is_retry else layout.MAX_PLAIN_TOPIC_BYTES
+            if len(encoded.topic) > limit:
+                raise self._illegal("topic", len(encoded.topic), limit)
             queue = self._queues.need(message.topic, message.queue_id)
         return queue
 
@@ -197,30 +228,6 @@ class Store:
                     message.properties,
                 )
             )
-
-    def _check(self, encoded: Encoded) -> None:
-        """MessageIllegal if the message breaks a limit, with the limit in its text."""
-        config = self._config
-        topic_size = len(encoded.topic)
-        is_retry = encoded.message.topic.startswith(layout.RETRY_PREFIX)
-        limits = (
-            ("body", len(encoded.message.body), config.max_message_bytes),
-            ("properties", len(encoded.properties), MAX_PROPERTIES_BYTES),
-            ("record", encoded.size, config.max_message_bytes + layout.RECORD_OVERHEAD_BYTES),
-            (
-                "topic",
-                topic_size,
-                layout.MAX_TOPIC_BYTES if is_retry else layout.MAX_PLAIN_TOPIC_BYTES,
-            ),
-        )
-        for what, size, limit in limits:
-            if size > limit:
-                self.stats.refused_count += 1
-                raise MessageIllegal(f"{what} has {size} bytes, the limit is {limit}")
-
-    def _reject(self, encoded: Encoded) -> None:
-        self._check(encoded)
-        raise AssertionError("rejected a message that breaks no limit")
 
     def _refuse(self) -> None:
         self.stats.refused_count += 1
@@ -358,7 +365,11 @@ class Store:
         """What to sync of queues, index and checkpoint now, if anything."""
         if self._refusal is not None:
             return None
-        return self._flush.take_queues(self._dispatcher.last_store_ms, now_ms)
+        dispatched_ms = self._dispatcher.last_store_ms
+        is_ms_over = now_ms > dispatched_ms and not self.is_dispatch_behind
+        if is_ms_over and self._last_store_ms == dispatched_ms:
+            self._last_store_ms += 1  # stays true should the clock step back
+        return self._flush.take_queues(dispatched_ms, now_ms, is_ms_over=is_ms_over)
 
     def flushed(self, kind: str, now_ms: int) -> None:
         """A Flush is done: what it covered is durable."""
@@ -456,15 +467,9 @@ class Store:
         self._refusal = self._refusal or "the store is closed"
         if is_clean:
             self._log.remove_unused()
-        self._log.close()
-        self._queues.close()
-        if self._index is not None:
-            self._index.close()
-        self._checkpoint.close()
-        if is_clean:
             self._files.remove(layout.ABORT)
         log.info("store_closed is_clean=%s log_end=%d", is_clean, self._log.write_at)
-        self._files.unlock()
+        self._release()
 
     def _make_all_durable(self, now_ms: int) -> bool:
         try:

@@ -39,7 +39,6 @@ _HEAD = struct.Struct(">iI")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _MAX_HEADER_BYTES = 0xFFFFFF  # its length has 24 bits
-_MAX_KEY_BYTES = 0x7FFF  # its length is a signed 16-bit field of the binary header
 _LANGUAGE_CODES = {name: code for code, name in enumerate(LANGUAGES)}
 
 
@@ -283,8 +282,8 @@ def _decode_binary(data: bytes, at: int, end: int) -> Frame:
         ext = _decode_map(data, at, at + size) if size else {}
     except UnicodeDecodeError:
         raise HeaderError("binary header has text that is not UTF-8") from None
-    if not flag & FLAG_RESPONSE:
-        code = _WIDE_CODES.get(code & 0xFFFF, code)
+    if code & 0xFFFF in _WIDE_CODES and not flag & FLAG_RESPONSE:
+        code = _WIDE_CODES[code & 0xFFFF]
     if not 0 <= language < len(LANGUAGES):
         language = OTHER
     return Frame(code, opaque, flag, language, version, remark, ext, b"", ROCKETMQ)
@@ -344,13 +343,16 @@ def _encode_binary(frame: Frame) -> bytes:
     code = frame.code if -0x8000 <= frame.code <= 0x7FFF else _wrap16(frame.code)
     remark = (frame.remark or "").encode("utf-8")
     entries: list[bytes] = []
-    for key, value in frame.ext.items():
-        raw_key, raw = key.encode("utf-8"), value.encode("utf-8")
-        if len(raw_key) > _MAX_KEY_BYTES:
-            raise HeaderError(f"key of {len(raw_key)} bytes; at most {_MAX_KEY_BYTES}")
-        entries += (_I16.pack(len(raw_key)), raw_key, _I32.pack(len(raw)), raw)
+    try:
+        for key, value in frame.ext.items():
+            raw_key, raw = key.encode("utf-8"), value.encode("utf-8")
+            entries += (_I16.pack(len(raw_key)), raw_key, _I32.pack(len(raw)), raw)
+        fixed = _FIXED.pack(
+            code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)
+        )
+    except struct.error as error:
+        raise HeaderError(f"a key or number too large for a binary header: {error}") from None
     table = b"".join(entries)
-    fixed = _FIXED.pack(code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
     return b"".join((fixed, remark, _I32.pack(len(table)), table))
 
 

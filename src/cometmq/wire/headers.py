@@ -26,8 +26,8 @@ _KINDS: dict[str, tuple[type, int]] = {
     "str": (str, 0),
     "bool": (bool, 0),
 }
-_Plan = tuple[tuple[str, type, int, bool, Any], ...]
-"""Per field: its name on the wire, type, limit of a number, whether required, default."""
+_Plan = tuple[tuple[str, str, type, int, bool, Any], ...]
+"""Per field: its key on the wire, its name here, type, limit of a number, required?, default."""
 
 _plans: dict[type, _Plan] = {}
 
@@ -38,7 +38,7 @@ def _plan(kind: type[msgspec.Struct]) -> _Plan:
         steps = []
         for field in msgspec.structs.fields(kind):
             want, limit = _KINDS[str(kind.__annotations__[field.name]).split(" ")[0]]
-            steps.append((field.name, want, limit, field.required, field.default))
+            steps.append((field.name, field.name, want, limit, field.required, field.default))
         found = _plans[kind] = tuple(steps)
     return found
 
@@ -50,7 +50,7 @@ def parse(kind: type[T], ext: dict[str, str]) -> T:
 
 def _parse(kind: type[T], plan: _Plan, ext: dict[str, str]) -> T:
     values: list[Any] = []
-    for name, want, limit, required, default in plan:
+    for name, _, want, limit, required, default in plan:
         raw = ext.get(name)
         if not raw:
             if raw is not None and want is str:
@@ -90,7 +90,8 @@ def to_ext(header: msgspec.Struct) -> dict[str, str]:
 
 def _to_ext(header: msgspec.Struct, plan: _Plan) -> dict[str, str]:
     ext: dict[str, str] = {}
-    for (name, want, _, _, _), value in zip(plan, msgspec.structs.astuple(header), strict=True):
+    for name, field, want, _, _, _ in plan:
+        value = getattr(header, field)
         if value is None:
             continue
         if want is bool:
@@ -146,7 +147,7 @@ SEND_LETTERS = {
 
 def _plan_of_letters() -> _Plan:
     letters = {name: letter for letter, name in SEND_LETTERS.items()}
-    return tuple((letters[name], *rest) for name, *rest in _plan(SendHeader))
+    return tuple((letters[step[0]], *step[1:]) for step in _plan(SendHeader))
 
 
 _SEND_V2 = _plan_of_letters()

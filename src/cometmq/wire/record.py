@@ -46,8 +46,8 @@ _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _BLANK = struct.Struct(">ii")
 # Plain integers: `int & IntFlag` builds an enum member and doubles the time of a scan.
-_BORN_V6 = int(SysFlag.BORN_HOST_V6)
-_STORE_V6 = int(SysFlag.STORE_HOST_V6)
+_BORN_V6 = SysFlag.BORN_HOST_V6
+_STORE_V6 = SysFlag.STORE_HOST_V6
 _V6_BITS = _BORN_V6 | _STORE_V6
 assert _V4.size == 88
 
