@@ -207,6 +207,7 @@ class RunningBroker:
             self.core = Broker(config, identity, store, clock())
             self.core.adopt(*copied, clock())
             self.driver = Driver(self.core, _limits(config), files, clock)
+            self.core.net_figures = self.driver.figures
         except BaseException:
             store.close(clock())
             raise

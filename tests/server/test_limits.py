@@ -98,6 +98,7 @@ def test_a_silent_connection_is_closed(up: Up) -> None:
     with _connect(program.broker) as peer:
         assert _is_closed(peer, 6)
     program.wait_for_error("silent for more than 1000 ms")
+    assert _figures(program)["cometmqNetDroppedIdle"] == "1"
 
 
 def test_a_frame_that_never_ends_is_not_waited_for(up: Up) -> None:

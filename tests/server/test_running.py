@@ -193,6 +193,23 @@ def _await_route(namesrv: str, topic: str) -> None:
     raise AssertionError(f"no route for {topic}")
 
 
+def test_a_new_topic_is_known_to_every_name_server_before_its_send_is_answered(
+    start: Start, tmp_path: Path
+) -> None:
+    home = {"HOME": str(tmp_path)}
+    both = [start("namesrv", "--port", "0", env=home).ready().namesrv for _ in range(2)]
+    broker = start(
+        *("broker", "-n", ";".join(both), "--port", "0", "--store", str(tmp_path / "s")), env=home
+    ).ready()
+    with Remote(broker.broker) as remote:
+        for number in range(20):
+            assert send(remote, f"new-{number}", b"x").code == 0
+            for address in both:
+                with Remote(address) as name_server:
+                    where = {"topic": f"new-{number}"}
+                    assert name_server.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, where).code == 0
+
+
 def test_a_killed_broker_leaves_the_routes_at_once(start: Start, tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     namesrv = start("namesrv", "--port", "0", env=home).ready()

@@ -41,7 +41,7 @@ MAX_LIST = 10_000  # topics or groups in one list request
 # ----------------------------------------------------------------------------------------- topics
 
 
-def create_topic(broker: Broker, call: Call) -> Reply:
+def create_topic(broker: Broker, call: Call) -> Reply | None:
     """17: create a topic or change one."""
     header: CreateTopicHeader = call.header
     before = broker.topics.get(header.topic)
@@ -59,15 +59,15 @@ def create_topic(broker: Broker, call: Call) -> Reply:
         attributes=attributes,
     )
     _put_topics(broker, [topic], call)
-    return Reply()
+    return broker.when_known([topic], call, Reply())
 
 
-def create_topics(broker: Broker, call: Call) -> Reply:
+def create_topics(broker: Broker, call: Call) -> Reply | None:
     """18: several at once; all or none."""
     raw = bodies.load_object(call.frame.body, "topic list").get("topicConfigList")
     topics = [bodies.topic_config(one) for one in _bounded(raw, "topicConfigList")]
     _put_topics(broker, topics, call)
-    return Reply()
+    return broker.when_known(topics, call, Reply())
 
 
 def _put_topics(broker: Broker, topics: list[TopicConfig], call: Call) -> None:
@@ -86,11 +86,10 @@ def _put_topics(broker: Broker, topics: list[TopicConfig], call: Call) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"no room for {len(topics)} more topics: maxTopics={broker.topics.limit}",
         )
-    for topic in topics:
-        if broker.topics.get(topic.topicName) == topic:
-            continue
+    changed = [topic for topic in topics if broker.topics.get(topic.topicName) != topic]
+    for topic in changed:
         broker.topics.put(topic, call.now_ms)
-        broker.announce(topic, call.now_ms, call.out)
+    broker.announce(changed, call.now_ms, call.out)
 
 
 def delete_topic(broker: Broker, call: Call) -> Reply:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from datetime import datetime
 
 import msgspec
@@ -109,6 +110,8 @@ class Broker:
         self.locks = QueueLocks()
         self.holds = Holds(config.max_parked_pulls)
         self.name_servers = NameServers(_addresses(config.namesrv))
+        self.net_figures: Callable[[], dict[str, int]] = dict
+        """What the driver counts (connections, drops); shown with our own figures."""
         self.is_stopping = False
         self.stall_ms = 0
         self._stop_by_ms = NEVER_MS
@@ -209,16 +212,18 @@ class Broker:
         log.critical(
             "flush failed kind=%s reason=%s: the store is read-only until restart", kind, reason
         )
+        failed = Reply(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"flush to disk failed ({reason}): this message may or may not survive; the broker "
+            "accepts no more",
+            self.send_ext,
+        )
         while self._parked:
-            self._parked.popleft().call.answer(
-                Reply(
-                    ResponseCode.SERVICE_NOT_AVAILABLE,
-                    f"flush to disk failed ({reason}): this message may or may not survive; the "
-                    "broker accepts no more",
-                    self.send_ext,
-                ),
-                out,
-            )
+            self._parked.popleft().call.answer(failed, out)
+        for birth in self._births.values():
+            for call, reply in birth.waiting:
+                call.answer(failed if "msgId" in reply.ext else reply, out)
+            birth.waiting = []
 
     def saved(self, name: str, reason: str | None, now_ms: int, out: Out) -> None:
         self._files[name].done(reason, now_ms)
@@ -303,8 +308,8 @@ class Broker:
         moments.extend(file.due_ms for file in self._files.values() if not file.is_saving)
         if self._parked:
             moments.append(self._parked[0].until_ms)
-        if self._births:
-            moments.append(min(birth.until_ms for birth in self._births.values()))
+        if self._births:  # in order of their deadlines
+            moments.append(next(iter(self._births.values())).until_ms)
         if self._forwarded:
             moments.append(min(one.until_ms for one in self._forwarded.values()))
         self.deadline_ms = min(moments)
@@ -364,35 +369,50 @@ class Broker:
             else:
                 parked.call.answer(parked.reply, out)
 
-    def announce(self, topic: TopicConfig, now_ms: int, out: Out) -> None:
-        """Tell the name servers of a new or changed topic; its sends wait until they know."""
-        self.stats.counters.topics_created += 1
-        ticket = self.name_servers.register_topic(self, topic, now_ms, out)
-        before = self._births.get(topic.topicName)
-        self._births[topic.topicName] = _Birth(
-            generation=self.topics.file.generation,
-            ticket=ticket,
-            until_ms=now_ms + BIRTH_WAIT_MS,
-            waiting=before.waiting if before is not None else [],
-        )
+    def announce(self, topics: list[TopicConfig], now_ms: int, out: Out) -> None:
+        """Tell the name servers of new or changed topics; their sends wait until they know."""
+        if not topics:
+            return
+        self.stats.counters.topics_created += len(topics)
+        ticket = self.name_servers.register_topics(self, topics, now_ms, out)
+        for topic in topics:
+            before = self._births.pop(topic.topicName, None)
+            self._births[topic.topicName] = _Birth(
+                generation=self.topics.file.generation,
+                ticket=ticket,
+                until_ms=now_ms + BIRTH_WAIT_MS,
+                waiting=before.waiting if before is not None else [],
+            )
+
+    def when_known(self, topics: list[TopicConfig], call: Call, reply: Reply) -> Reply | None:
+        """Answer now, or when these topics are saved and registered; the newest is known last."""
+        births = [self._births[t.topicName] for t in topics if t.topicName in self._births]
+        if not births or call.frame.is_oneway:
+            return reply
+        max(births, key=lambda birth: birth.ticket).waiting.append((call, reply))
+        return None
 
     def _release_births(self, now_ms: int, out: Out) -> None:
+        if not self._births:
+            return
+        told_upto = self.name_servers.told_upto
+        late = 0
         for name in list(self._births):
             birth = self._births[name]
-            is_known = self.topics.file.is_saved(birth.generation) and self.name_servers.is_told(
-                birth.ticket
-            )
+            is_known = birth.ticket <= told_upto and self.topics.file.is_saved(birth.generation)
             if not is_known and birth.until_ms > now_ms:
                 continue
-            if not is_known:
-                log.warning(
-                    "topic %s answered before it was saved and registered everywhere: waited %d ms",
-                    name,
-                    BIRTH_WAIT_MS,
-                )
+            late += not is_known
             del self._births[name]
             for call, reply in birth.waiting:
                 call.answer(reply, out)
+        if late:
+            log.warning(
+                "%d new topics were answered before they were saved and registered everywhere: "
+                "waited %d ms",
+                late,
+                BIRTH_WAIT_MS,
+            )
 
     def forward(self, conn: ConnId, opaque: int, call: Call, until_ms: int) -> None:
         """A request was passed on to a client; its answer goes to who asked."""

@@ -82,7 +82,7 @@ def _ensure_retry_topic(broker: Broker, group: str, queue_count: int, call: Call
         return
     config = bodies.TopicConfig(topic, queue_count, queue_count, int(Perm.READ | Perm.WRITE))
     broker.topics.put(config, call.now_ms)
-    broker.announce(config, call.now_ms, call.out)
+    broker.announce([config], call.now_ms, call.out)
 
 
 def unregister(broker: Broker, call: Call) -> Reply:

@@ -151,7 +151,7 @@ class NameServers:
             return
         if frame.code != ResponseCode.SUCCESS:
             self._failed(server, f"code {frame.code}: {frame.remark}", now_ms)
-            if asked.what == "one topic":  # it does not know us (any more): tell everything
+            if asked.what == "some topics":  # it does not know us (any more): tell everything
                 self._register_all(broker, server, now_ms, out)
             return
         self.registrations += 1
@@ -188,12 +188,15 @@ class NameServers:
 
     # ------------------------------------------------------------------------------ asking
 
-    def register_topic(self, broker: Broker, topic: TopicConfig, now_ms: int, out: Out) -> int:
-        """Tell every name server of one topic; returns a ticket for `is_told`."""
+    def register_topics(
+        self, broker: Broker, topics: list[TopicConfig], now_ms: int, out: Out
+    ) -> int:
+        """Tell every name server of some topics; returns a ticket for `told_upto`."""
         self._ticket += 1
+        table = {topic.topicName: topic for topic in topics}
         for server in self._servers:
             if server.conn is not None:
-                self._register(broker, server, {topic.topicName: topic}, "one topic", now_ms, out)
+                self._register(broker, server, table, "some topics", now_ms, out)
         return self._ticket
 
     def register_everything(self, broker: Broker, now_ms: int, out: Out) -> None:
@@ -202,13 +205,16 @@ class NameServers:
             if server.conn is not None:
                 self._register_all(broker, server, now_ms, out)
 
-    def is_told(self, ticket: int) -> bool:
-        """Whether no name server still owes an answer to this ticket or an earlier one."""
-        return not any(
-            asked.ticket <= ticket and asked.what != "unregister"
+    @property
+    def told_upto(self) -> int:
+        """The last ticket that no name server owes an answer to, nor to any before it."""
+        owed = (
+            asked.ticket - 1
             for server in self._servers
             for asked in server.asked.values()
+            if asked.what != "unregister"
         )
+        return min(owed, default=self._ticket)
 
     def leave(self, broker: Broker, now_ms: int, out: Out) -> None:
         """Say goodbye to every name server."""

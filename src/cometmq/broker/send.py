@@ -44,6 +44,7 @@ _LATER = (
 
 _KINDS = (properties.HALF, properties.DELAY, "TIMER_")
 """A property text without any of these is an ordinary message; looking for text is cheap."""
+_REFUSED_BITS = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH | SysFlag.PREPARED
 _RESERVED_MARKS = tuple(name + properties.NAME_END for name in _RESERVED)
 
 
@@ -109,10 +110,8 @@ def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
         raise RequestRefused(
             ResponseCode.NO_PERMISSION, f"clients may not send to system topic {header.topic!r}"
         )
-    if header.sysFlag & (SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH):
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL, "inner batches (queue.type=BatchCQ) are not supported"
-        )
+    if header.sysFlag & _REFUSED_BITS:
+        _refuse_bits(header)
     retry_group = None
     if header.topic.startswith(names.RETRY_PREFIX):
         retry_group = header.topic[len(names.RETRY_PREFIX) :]
@@ -121,10 +120,17 @@ def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL, "batches can't go to a retry topic or a long topic name"
         )
-    if not header.batch:
+    if header.batch:
+        _check_batch(broker, header, call.frame.body)
+    else:
         _check_kind(header)
         _check_size(broker, header, len(call.frame.body))
-    topic = known or _create(broker, header, retry_group, call)
+    if retry_group is not None and broker.groups.get(retry_group) is None:
+        raise RequestRefused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group {retry_group!r} does not exist on {config.name}",
+        )
+    topic = known or _new_topic(broker, header, is_retry=retry_group is not None)
     queue_count = max(topic.readQueueNums, topic.writeQueueNums)
     if header.queueId >= queue_count:
         raise RequestRefused(
@@ -132,12 +138,25 @@ def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
             f"queue {header.queueId} of topic {header.topic!r}: it has {topic.readQueueNums} read "
             f"and {topic.writeQueueNums} write queues on {config.name}",
         )
-    if retry_group is not None and broker.groups.get(retry_group) is None:
+    if header.queueId < 0 and topic.writeQueueNums <= 0:
         raise RequestRefused(
-            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            f"subscription group {retry_group!r} does not exist on {config.name}",
+            ResponseCode.INVALID_PARAMETER,
+            f"topic {header.topic!r} has no write queue on {config.name}",
         )
+    if known is None:
+        _create(broker, topic, call)
     return topic
+
+
+def _refuse_bits(header: SendHeader) -> None:
+    if header.sysFlag & (SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH):
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL, "inner batches (queue.type=BatchCQ) are not supported"
+        )
+    if not header.batch:  # a record with these bits enters no queue: nobody would ever see it
+        raise RequestRefused(
+            ResponseCode.NO_PERMISSION, "transactional messages are not supported by this version"
+        )
 
 
 def _check_kind(header: SendHeader) -> None:
@@ -173,19 +192,44 @@ def _check_size(broker: Broker, header: SendHeader, body_bytes: int) -> None:
         )
 
 
-def _create(broker: Broker, header: SendHeader, retry_group: str | None, call: Call) -> TopicConfig:
-    """Make the topic on the spot, from its template; 17 says why that is not possible."""
-    now_ms = call.now_ms
-    created: TopicConfig | None = None
-    if retry_group is None:
-        created = broker.topics.create_from_template(
-            header.topic, header.defaultTopic, header.defaultTopicQueueNums, now_ms
+def _check_batch(broker: Broker, header: SendHeader, body: bytes) -> None:
+    """What may refuse a batch by its content, before a topic is made for it."""
+    if header.sysFlag & TRANSACTION_MASK:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch can't be transactional")
+    if len(body) > broker.config.max_message_bytes:
+        raise RequestRefused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"batch of {len(body)} bytes, at most {broker.config.max_message_bytes} "
+            "(maxMessageSize)",
         )
-    elif broker.groups.get(retry_group) is not None:
-        created = TopicConfig(header.topic, 1, 1, int(Perm.READ | Perm.WRITE))
-        broker.topics.put(created, now_ms)
-    if created is None:
-        config = broker.config
+    if not body:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+    for piece in record.split_batch(body):
+        if not any(name in piece.properties for name in _KINDS):
+            continue
+        if (properties.get(piece.properties, properties.HALF) or "").lower() == "true":
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "a message in a batch can't be transactional"
+            )
+        for name in _LATER:
+            if properties.has(piece.properties, name):
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch can't be delayed ({name})"
+                )
+
+
+def _new_topic(broker: Broker, header: SendHeader, *, is_retry: bool) -> TopicConfig:
+    """The topic as its template wants it, not made yet; 17 says why that is not possible."""
+    config = broker.config
+    if is_retry:
+        return TopicConfig(header.topic, 1, 1, int(Perm.READ | Perm.WRITE))
+    is_allowed = config.is_topic_auto_created or header.defaultTopic != names.TEMPLATE_TOPIC
+    found = (
+        broker.topics.from_template(header.topic, header.defaultTopic, header.defaultTopicQueueNums)
+        if is_allowed
+        else None
+    )
+    if found is None:
         if config.is_topic_auto_created:
             why = f"its template {header.defaultTopic!r} can't be inherited from"
         else:
@@ -195,8 +239,19 @@ def _create(broker: Broker, header: SendHeader, retry_group: str | None, call: C
             f"topic {header.topic!r} does not exist on {config.name} and was not created: {why}; "
             "create it first",
         )
-    broker.announce(created, now_ms, call.out)
-    return created
+    return found
+
+
+def _create(broker: Broker, topic: TopicConfig, call: Call) -> None:
+    """Make the topic that a send asked for; not if its message could not be stored anyway."""
+    if not broker.store.is_writable:
+        raise RequestRefused(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"topic {topic.topicName!r} was not created: the store takes no messages "
+            f"({broker.store.read_only_reason or 'the disk is full'})",
+        )
+    broker.topics.put(topic, call.now_ms)
+    broker.announce([topic], call.now_ms, call.out)
 
 
 # ------------------------------------------------------------------------------------------ store
@@ -229,26 +284,10 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
 def _store_batch(
     broker: Broker, call: Call, header: SendHeader, topic: TopicConfig
 ) -> Reply | None:
-    if header.sysFlag & TRANSACTION_MASK:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch can't be transactional")
-    if len(call.frame.body) > broker.config.max_message_bytes:
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"batch of {len(call.frame.body)} bytes, at most {broker.config.max_message_bytes} "
-            "(maxMessageSize)",
-        )
     outer = header.properties or ""
-    pieces = list(record.split_batch(call.frame.body))
-    if not pieces:
-        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     queue_id = _queue(broker, header, topic)
     messages: list[NewMessage] = []
-    for piece in pieces:
-        for name in _LATER:
-            if properties.has(piece.properties, name):
-                raise RequestRefused(
-                    ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch can't be delayed ({name})"
-                )
+    for piece in record.split_batch(call.frame.body):
         message = _message(broker, call, header, queue_id)
         message.body = piece.body
         message.flag = piece.flag

@@ -120,6 +120,7 @@ def own_figures(broker: Broker) -> dict[str, object]:
         "cometmqSubscriptionConflicts": broker.members.subscription_conflicts,
         "cometmqOffsetsMovedBack": broker.offsets.moved_back,
         "cometmqReadOnlyReason": broker.store.read_only_reason or "",
+        **{f"cometmqNet{name}": count for name, count in broker.net_figures().items()},
     }
 
 

@@ -92,25 +92,23 @@ class Topics:
         self.version = self.version.next(now_ms)
         self.file.changed(now_ms)
 
-    def create_from_template(
-        self, name: str, template_name: str, wanted_queues: int, now_ms: int
+    def from_template(
+        self, name: str, template_name: str, wanted_queues: int
     ) -> TopicConfig | None:
-        """A new topic as a send asks for it; None if the template doesn't allow it."""
+        """A new topic as a send asks for it, not put yet; None if the template doesn't allow it."""
         template = self.table.get(template_name)
         if template is None or not template.perm & Perm.INHERIT:
             return None
         queue_count = min(max(wanted_queues, 0), template.writeQueueNums)
         if queue_count <= 0:
             return None
-        topic = TopicConfig(
+        return TopicConfig(
             topicName=name,
             readQueueNums=queue_count,
             writeQueueNums=queue_count,
             perm=template.perm & ~Perm.INHERIT,
             topicFilterType=template.topicFilterType,
         )
-        self.put(topic, now_ms)
-        return topic
 
     def mark_ordered(self, ordered: set[str], now_ms: int) -> None:
         """The name server's order config: these topics are ordered, the others are not."""

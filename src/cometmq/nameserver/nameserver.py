@@ -12,7 +12,7 @@ import logging
 from cometmq.config import NameServerConfig
 from cometmq.nameserver.registration import Registrations
 from cometmq.nameserver.requests import TABLE
-from cometmq.nameserver.routes import MASTER_ID, Routes
+from cometmq.nameserver.routes import Routes
 from cometmq.nameserver.settings import FILE_NAME, ORDER_TOPICS, Settings
 from cometmq.nameserver.slices import Work
 from cometmq.nameserver.stats import Stats
@@ -59,10 +59,9 @@ class NameServer:
         """A registration is in: tell the broker its master and the order topics."""
         assert work.is_done
         header = RegisterBrokerResponse()
-        if work.broker_id != MASTER_ID:
-            master = self.routes.master_of(work.key)
-            if master is not None:
-                header = RegisterBrokerResponse(haServerAddr=master[1], masterAddr=master[0])
+        master = self.routes.master_of(work.key)
+        if master is not None:
+            header = RegisterBrokerResponse(haServerAddr=master[1], masterAddr=master[0])
         reply = Reply(ext=to_ext(header), body=self.order_topics())
         for call in work.calls:
             call.answer(reply, out)

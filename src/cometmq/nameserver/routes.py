@@ -171,7 +171,7 @@ class Routes:
         return [key for key, one in self.members.items() if one.seen_ms + one.timeout_ms < now_ms]
 
     def master_of(self, key: Key) -> tuple[str, str | None] | None:
-        """(address, replication address) of the live master that this follower belongs to."""
+        """(address, replication address) of the live master it follows; None for a master."""
         member = self.members.get(key)
         broker = self.brokers.get(member.name) if member is not None else None
         if broker is None or not broker.has_master:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import cast
 
@@ -85,7 +84,6 @@ class Driver:
         self.limits = limits
         self.stats = NetStats()
         self.clock = clock
-        self.on_idle: Callable[[], None] | None = None
         self._files = files
         self._loop = asyncio.get_running_loop()
         self._connections: dict[ConnId, _Connection] = {}
@@ -139,6 +137,13 @@ class Driver:
         for connection in list(self._connections.values()):
             connection.transport.abort()
         self.core.close(self.clock())
+
+    def figures(self) -> dict[str, int]:
+        """The counters by name, `DroppedIdle` and the like."""
+        return {
+            "".join(word.capitalize() for word in name.split("_")): getattr(self.stats, name)
+            for name in self.stats.__struct_fields__
+        }
 
     # ------------------------------------------------------------------------------ turns
 
@@ -217,7 +222,8 @@ class Driver:
         now_ms = self.clock()
         limits = self.limits
         for connection in list(self._connections.values()):
-            if now_ms - connection.active_ms > limits.idle_timeout_ms:
+            is_ours = connection.dialled is not None  # the core decides when to end those
+            if not is_ours and now_ms - connection.active_ms > limits.idle_timeout_ms:
                 self.stats.dropped_idle += 1
                 connection.drop(f"silent for more than {limits.idle_timeout_ms} ms")
             elif (
