@@ -101,6 +101,7 @@ def delete_topic(broker: Broker, call: Call) -> Reply:
             ResponseCode.INVALID_PARAMETER,
             f"{header.topic!r} is a system topic of this broker and can't be deleted",
         )
+    broker.dispatch(call.now_ms, call.out)  # the store would, and nobody would be woken
     broker.topics.delete(header.topic, call.now_ms)
     broker.store.delete_topic(header.topic)
     broker.offsets.forget_topic(header.topic, call.now_ms)
@@ -314,6 +315,7 @@ def clean_files(broker: Broker, call: Call) -> Reply:
 
 def clean_unused_topics(broker: Broker, call: Call) -> Reply:
     """316: queues of topics that no longer exist."""
+    broker.dispatch(call.now_ms, call.out)
     for topic in sorted({topic for topic, _ in broker.store.queues()}):
         if broker.topics.get(topic) is None and not names.is_system_topic(topic, broker.config):
             broker.store.delete_topic(topic)

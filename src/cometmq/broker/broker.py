@@ -181,7 +181,7 @@ class Broker:
     def settle(self, now_ms: int, out: Out) -> None:
         """After a batch: feed queues, wake pulls, ask for flush and saves."""
         self.stall_ms = 0
-        self._dispatch(now_ms, out)
+        self.dispatch(now_ms, out)
         flush = self.store.take_flush(now_ms)
         if flush is not None:
             out.append(flush)
@@ -280,7 +280,7 @@ class Broker:
 
     # --------------------------------------------------------------------------- in a turn
 
-    def _dispatch(self, now_ms: int, out: Out) -> None:
+    def dispatch(self, now_ms: int, out: Out) -> None:
         """Feed the queues, and answer the pulls that waited for what came."""
         arrivals = self.store.dispatch(now_ms)
         if not self.holds.count:

@@ -131,14 +131,14 @@ class Offsets:
         return sorted({owner for name, owner in self.table if name == topic})
 
     def forget_topic(self, topic: str, now_ms: int) -> None:
-        self._forget([key for key in self.table if key[0] == topic], now_ms)
+        self._forget([key for key in {**self.pulled, **self.table} if key[0] == topic], now_ms)
 
     def forget_group(self, group: str, now_ms: int) -> None:
-        self._forget([key for key in self.table if key[1] == group], now_ms)
+        self._forget([key for key in {**self.pulled, **self.table} if key[1] == group], now_ms)
 
     def _forget(self, keys: list[tuple[str, str]], now_ms: int) -> None:
         for key in keys:
-            del self.table[key]
+            self.table.pop(key, None)
             self.pulled.pop(key, None)
             self.resets.pop(key, None)
         if keys:
@@ -148,6 +148,14 @@ class Offsets:
         """Give `target` the offsets of `source`, for one topic or all."""
         for name, group in list(self.table):
             if group == source and topic in (None, "", name):
+                log.info(
+                    "offsets cloned group=%s topic=%s from=%s before=%s after=%s",
+                    target,
+                    name,
+                    source,
+                    self.table.get((name, target)),
+                    self.table[name, source],
+                )
                 self.table[name, target] = dict(self.table[name, source])
         self._changed(now_ms)
 

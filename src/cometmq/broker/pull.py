@@ -41,7 +41,7 @@ def pull(broker: Broker, call: Call) -> Reply | None:
     """Answer with messages, or hold the request until there are some."""
     header: PullHeader = call.header
     wants = _check(broker, call, header)
-    if header.sysFlag & PullFlag.COMMIT_OFFSET:
+    if header.sysFlag & PullFlag.COMMIT_OFFSET and header.commitOffset >= 0:
         broker.commit_offset(
             header.topic, header.consumerGroup, header.queueId, header.commitOffset, call
         )

@@ -74,9 +74,7 @@ def consumer_offset(broker: Broker, call: Call) -> Reply:
     if header.setZeroIfNotFound and least <= 0:
         # RocketMQ: a new group on a young queue starts at its beginning, as long as record 0
         # is still warm. A queue without messages counts as young.
-        if store.max_offset(header.topic, header.queueId) == 0 or not store.is_cold(
-            store.min_log_offset
-        ):
+        if not store.fetch(header.topic, header.queueId, 0, 1).is_cold:
             return Reply(ext={"offset": "0"})
     raise RequestRefused(
         ResponseCode.QUERY_NOT_FOUND,
