@@ -293,7 +293,9 @@ class Driver:
 
     def admit(self, connection: _Connection, peer: Peer) -> bool:
         """Give a new connection its id, or refuse it when there are too many."""
-        if len(self._connections) >= self.limits.max_connections or self._is_stopping:
+        if self._is_stopping:
+            return False
+        if len(self._connections) >= self.limits.max_connections:
             self.stats.refused_connections += 1
             if self.stats.refused_connections == 1 or self.stats.refused_connections % 1000 == 0:
                 log.warning(
@@ -376,10 +378,8 @@ class _Connection(asyncio.Protocol):
             driver.stats.frames_in += len(frames)
             for frame in frames:
                 self.frames.append((frame, now_ms))
-            if len(self.frames) > driver.limits.max_queued_frames and not self.is_read_paused:
-                self.is_read_paused = True
-                driver.stats.paused_reads += 1
-                self.transport.pause_reading()
+            if len(self.frames) > driver.limits.max_queued_frames:
+                self.stop_reading()
             if was_idle:
                 driver.turn(self)
         if reader.error is not None and not self.is_closed:
@@ -426,17 +426,20 @@ class _Connection(asyncio.Protocol):
             self.drop(f"{waiting} bytes not read, limit {self.driver.limits.max_outbox_bytes}")
 
     def resume_reading(self) -> None:
-        if self.is_read_paused and not self.stuck_since_ms:
+        if self.is_read_paused and not self.stuck_since_ms and not self.transport.is_closing():
             self.is_read_paused = False
             self.transport.resume_reading()
+
+    def stop_reading(self) -> None:
+        if not self.is_read_paused and not self.transport.is_closing():
+            self.is_read_paused = True
+            self.driver.stats.paused_reads += 1
+            self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         """The peer reads too slowly: take no more requests from it until it has caught up."""
         self.stuck_since_ms = self.driver.clock()
-        if not self.is_read_paused and not self.is_closed:
-            self.is_read_paused = True
-            self.driver.stats.paused_reads += 1
-            self.transport.pause_reading()
+        self.stop_reading()
 
     def resume_writing(self) -> None:
         self.stuck_since_ms = 0
