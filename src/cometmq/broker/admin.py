@@ -65,9 +65,25 @@ def create_topic(broker: Broker, call: Call) -> Reply | None:
 def create_topics(broker: Broker, call: Call) -> Reply | None:
     """18: several at once; all or none."""
     raw = bodies.load_object(call.frame.body, "topic list").get("topicConfigList")
-    topics = [bodies.topic_config(one) for one in _bounded(raw, "topicConfigList")]
+    topics = [
+        _with_attributes(broker, bodies.topic_config(one))
+        for one in _bounded(raw, "topicConfigList")
+    ]
     _put_topics(broker, topics, call)
     return broker.when_known(topics, call, Reply())
+
+
+def _with_attributes(broker: Broker, topic: TopicConfig) -> TopicConfig:
+    """A list's attributes are changes too: `+name` or `name` with a value, or `-name`."""
+    before = broker.topics.get(topic.topicName)
+    changes = (
+        key if key.startswith("-") else f"+{key.removeprefix('+')}={value}"
+        for key, value in topic.attributes.items()
+    )
+    attributes = alter_attributes(
+        before.attributes if before is not None else {}, ",".join(changes), before is None
+    )
+    return msgspec.structs.replace(topic, attributes=attributes)
 
 
 def _put_topics(broker: Broker, topics: list[TopicConfig], call: Call) -> None:
@@ -175,6 +191,13 @@ def _put_groups(broker: Broker, groups: list[GroupConfig], call: Call) -> None:
                 f"group {group.groupName!r}: retryQueueNums={group.retryQueueNums} must be 0 to "
                 f"1024 and retryMaxTimes={group.retryMaxTimes} not negative",
             )
+    room = broker.groups.limit - len(broker.groups.table)
+    if len({group.groupName for group in groups} - set(broker.groups.table)) > room:
+        broker.groups.refused_by_limit += 1
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"no room for {len(groups)} more groups: maxGroups={broker.groups.limit}",
+        )
     for group in groups:
         broker.groups.put(group, call.now_ms)
 
@@ -292,10 +315,10 @@ def update_config(broker: Broker, call: Call) -> Reply:
     before = broker.config
     try:
         after = settings.apply(before, wanted, source="update", live_only=True)
+        broker.reconfigure(after, call.now_ms)
     except ConfigError as error:
         log.warning("config update refused peer=%s: %s", broker.peers[call.conn].address, error)
         raise RequestRefused(ResponseCode.NO_PERMISSION, str(error)) from None
-    broker.reconfigure(after, call.now_ms)
     changed = [
         f"{name}: {getattr(before, name)} -> {getattr(after, name)}"
         for name in before.__struct_fields__

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from cometmq.broker import heartbeat, pull
+from cometmq.broker import heartbeat, names, pull
 from cometmq.broker.group_configs import GroupConfigs
 from cometmq.broker.holds import Holds
 from cometmq.broker.locks import QueueLocks
@@ -126,7 +126,7 @@ class Broker:
         self._unique_count = 0
         self._month: tuple[int, int] = (0, 0)
         self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
-        self._next_clean_ms = now_ms + config.clean_interval_ms
+        self._next_clean_ms = store.next_deadline_ms(now_ms)  # not later than the store asks for
         self._clamp_offsets(now_ms)
         self._derive()
         self.deadline_ms = now_ms
@@ -272,6 +272,8 @@ class Broker:
         if not self.is_stopping:
             return False
         if self._parked and not self.store.read_only_reason:
+            return False
+        if any(birth.waiting for birth in self._births.values()):
             return False
         return self.name_servers.has_left and all(one.is_clean for one in self._files.values())
 
@@ -447,18 +449,27 @@ class Broker:
 
     def reconfigure(self, config: BrokerConfig, now_ms: int) -> None:
         """Live settings have changed."""
+        wanted = store_config(config, self.store.config.in_memory_bytes)  # may refuse
         self.config = config
         self.config_version = self.config_version.next(now_ms)
-        self.store.reconfigure(store_config(config, self.store.config.in_memory_bytes))
+        self.store.reconfigure(wanted)
         self._derive()
 
     def adopt(self, topics: list[TopicConfig], groups: list[GroupConfig], now_ms: int) -> None:
         """Topics and groups of a running cluster, copied into a broker that joins it."""
         for topic in topics:
-            if self.topics.get(topic.topicName) is None:
+            problem = names.topic_problem(topic.topicName)
+            if problem is not None:
+                log.error("topic not copied: %s", problem)
+            elif self.topics.get(topic.topicName) is None and not names.is_system_topic(
+                topic.topicName, self.config
+            ):
                 self.topics.put(topic, now_ms)
         for group in groups:
-            if self.groups.get(group.groupName) is None:
+            problem = names.group_problem(group.groupName)
+            if problem is not None:
+                log.error("group not copied: %s", problem)
+            elif self.groups.get(group.groupName) is None:
                 self.groups.put(group, now_ms)
 
     def next_opaque(self) -> int:

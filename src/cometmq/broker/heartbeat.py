@@ -43,36 +43,55 @@ def heartbeat(broker: Broker, call: Call) -> Reply:
         seen_ms=call.now_ms,
     )
     is_changed = False
+    refusal: RequestRefused | None = None
     for consumer in beat.consumers:
-        group = broker.groups.find(
-            consumer.groupName,
-            auto_create=broker.config.is_group_auto_created,
-            now_ms=call.now_ms,
-        )
-        if group is None:
-            log.warning(
-                "heartbeat skipped group=%r client=%s: the group does not exist and may not be "
-                "created here",
-                consumer.groupName[:80],
-                beat.client_id,
-            )
-            continue
-        _ensure_retry_topic(broker, group.groupName, group.retryQueueNums, call)
-        live = broker.members.consumers.get(consumer.groupName)
-        if live is None or live.fingerprint != beat.fingerprint:
-            is_changed = True
-        changed = broker.members.join(consumer, client, keep_subs=beat.is_without_sub)
-        broker.members.consumers[consumer.groupName].fingerprint = beat.fingerprint
-        if changed and group.notifyConsumerIdsChangedEnable:
-            notify(broker, consumer.groupName, call.out)
+        try:
+            is_changed |= _consume(broker, call, beat, consumer, client)
+        except RequestRefused as refused:  # said at the end: the other groups count all the same
+            refusal = refusal or refused
     for producer in beat.producers:
-        if producer:
+        if producer and names.group_problem(producer) is None:
             broker.members.produce(producer, client)
+    if refusal is not None:
+        raise refusal
     ext = {
         "IS_SUPPORT_HEART_BEAT_V2": "true",
         "IS_SUB_CHANGE": "true" if is_changed or beat.fingerprint == 0 else "false",
     }
     return Reply(ext=ext)
+
+
+def _consume(
+    broker: Broker,
+    call: Call,
+    beat: bodies.Heartbeat,
+    consumer: bodies.ConsumerOfHeartbeat,
+    client: Client,
+) -> bool:
+    """One group of a heartbeat; whether its fingerprint is new here."""
+    for subscription in consumer.subscriptions:
+        names.check_topic(subscription.topic)
+    group = broker.groups.find(
+        consumer.groupName,
+        auto_create=broker.config.is_group_auto_created,
+        now_ms=call.now_ms,
+    )
+    if group is None:
+        log.warning(
+            "heartbeat skipped group=%r client=%s: the group does not exist and may not be "
+            "created here",
+            consumer.groupName[:80],
+            beat.client_id,
+        )
+        return False
+    _ensure_retry_topic(broker, group.groupName, group.retryQueueNums, call)
+    live = broker.members.consumers.get(consumer.groupName)
+    is_changed = live is None or live.fingerprint != beat.fingerprint
+    if broker.members.join(consumer, client, keep_subs=beat.is_without_sub):
+        notify(broker, consumer.groupName, call.out)
+    if not beat.is_without_sub:  # a fingerprint stands for subscriptions that are here
+        broker.members.consumers[consumer.groupName].fingerprint = beat.fingerprint
+    return is_changed
 
 
 def _ensure_retry_topic(broker: Broker, group: str, queue_count: int, call: Call) -> None:
@@ -106,6 +125,9 @@ def notify(broker: Broker, group: str, out: Out) -> None:
     """40 to every member that is left; broadcasting groups don't share queues."""
     live = broker.members.consumers.get(group)
     if live is None or not broker.config.notify_members or live.message_model == "BROADCASTING":
+        return
+    config = broker.groups.get(group)
+    if config is not None and not config.notifyConsumerIdsChangedEnable:
         return
     for conn, member in live.members.items():
         frame = Frame(

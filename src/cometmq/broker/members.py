@@ -73,6 +73,11 @@ class Members:
 
     def join(self, consumer: ConsumerOfHeartbeat, client: Client, *, keep_subs: bool) -> bool:
         """A heartbeat of one consumer; True if membership or subscription changed."""
+        wants = {  # built first: an expression that can't be kept changes nothing
+            one.topic: filters.of_subscription(one)
+            for one in consumer.subscriptions
+            if one.expressionType in ("TAG", "") and not keep_subs
+        }
         group = self.consumers.get(consumer.groupName)
         if group is None:
             group = self.consumers[consumer.groupName] = ConsumerGroup(consumer.groupName)
@@ -95,14 +100,19 @@ class Members:
             member.client = client
         if keep_subs:
             return is_new
-        changed = self._subscribe(group, consumer.subscriptions)
+        changed = self._subscribe(group, consumer.subscriptions, wants)
         member.wants = {
             one.topic: f"{one.expressionType}:{one.subString}" for one in consumer.subscriptions
         }
         self._watch_conflicts(group, member)
         return is_new or changed
 
-    def _subscribe(self, group: ConsumerGroup, wanted: tuple[Subscription, ...]) -> bool:
+    def _subscribe(
+        self,
+        group: ConsumerGroup,
+        wanted: tuple[Subscription, ...],
+        wants: dict[str, TagFilter],
+    ) -> bool:
         changed = False
         for one in wanted:
             before = group.subscriptions.get(one.topic)
@@ -125,8 +135,8 @@ class Members:
                     one.subString,
                 )
             group.subscriptions[one.topic] = one
-            if one.expressionType in ("TAG", ""):
-                group.filters[one.topic] = filters.of_subscription(one)
+            if one.topic in wants:
+                group.filters[one.topic] = wants[one.topic]
             else:
                 group.filters.pop(one.topic, None)
         topics = {one.topic for one in wanted}

@@ -88,7 +88,7 @@ class NameServers:
         for server in self._servers:
             if server.conn is None and not server.is_dialling and not self._is_leaving:
                 moments.append(server.dial_ms)
-            if server.conn is not None:
+            if server.conn is not None and not self._is_leaving:
                 moments.append(server.register_ms)
             moments.extend(asked.until_ms for asked in server.asked.values())
         return min(moments)
@@ -246,6 +246,8 @@ class NameServers:
         now_ms: int,
         out: Out,
     ) -> None:
+        if self._is_leaving:
+            return
         config = broker.config
         allowed = config.permission
         if allowed & (Perm.READ | Perm.WRITE) != Perm.READ | Perm.WRITE:

@@ -1,20 +1,55 @@
 """THE TABLE: what a broker answers. Start reading here.
 
 Each row: code -> how its header is read, and the function that decides. Codes that aren't here are
-answered with 3 (not supported).
+answered with 3 (not supported). `_named` headers have had their topic and group names checked;
+sends and pulls check their own (they are the hot path, and have an order to keep), as do requests
+whose names are in the body.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from cometmq.broker import admin, heartbeat, pull, query, send, status
+import msgspec
+
+from cometmq.broker import admin, heartbeat, names, pull, query, send, status
 from cometmq.requests import Entry
 from cometmq.wire import headers as h
 from cometmq.wire.codes import RequestCode as C
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
+
+_CHECKS = {
+    "topic": names.check_topic,
+    "group": names.check_group,
+    "groupName": names.check_group,
+    "consumerGroup": names.check_group,
+    "producerGroup": names.check_group,
+    "srcGroup": names.check_group,
+    "destGroup": names.check_group,
+}
+
+
+def _named(kind: type[msgspec.Struct]) -> Callable[[dict[str, str]], Any]:
+    """Reads a header and checks the names in it; an optional one may be empty (C++ does that)."""
+    fields = [
+        (field.name, _CHECKS[field.name], field.required)
+        for field in msgspec.structs.fields(kind)
+        if field.name in _CHECKS
+    ]
+
+    def parse(ext: dict[str, str]) -> Any:
+        header = h.parse(kind, ext)
+        for name, check, is_required in fields:
+            value = getattr(header, name)
+            if value or is_required:
+                check(value)
+        return header
+
+    return parse
+
 
 TABLE: dict[int, Entry[Broker]] = {
     # messages in and out
@@ -24,36 +59,36 @@ TABLE: dict[int, Entry[Broker]] = {
     C.PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
     C.LITE_PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
     # questions
-    C.QUERY_MESSAGE: Entry(query.by_key, h.QueryMessageHeader),
+    C.QUERY_MESSAGE: Entry(query.by_key, _named(h.QueryMessageHeader)),
     C.VIEW_MESSAGE_BY_ID: Entry(query.by_log_offset, h.ViewMessageHeader),
-    C.QUERY_CONSUMER_OFFSET: Entry(query.consumer_offset, h.QueryConsumerOffsetHeader),
-    C.UPDATE_CONSUMER_OFFSET: Entry(query.commit_offset, h.UpdateConsumerOffsetHeader),
-    C.SEARCH_OFFSET_BY_TIMESTAMP: Entry(query.offset_by_time, h.SearchOffsetHeader),
-    C.GET_MAX_OFFSET: Entry(query.max_offset, h.QueueHeader),
-    C.GET_MIN_OFFSET: Entry(query.min_offset, h.QueueHeader),
-    C.GET_EARLIEST_MSG_STORETIME: Entry(query.earliest_time, h.QueueHeader),
+    C.QUERY_CONSUMER_OFFSET: Entry(query.consumer_offset, _named(h.QueryConsumerOffsetHeader)),
+    C.UPDATE_CONSUMER_OFFSET: Entry(query.commit_offset, _named(h.UpdateConsumerOffsetHeader)),
+    C.SEARCH_OFFSET_BY_TIMESTAMP: Entry(query.offset_by_time, _named(h.SearchOffsetHeader)),
+    C.GET_MAX_OFFSET: Entry(query.max_offset, _named(h.QueueHeader)),
+    C.GET_MIN_OFFSET: Entry(query.min_offset, _named(h.QueueHeader)),
+    C.GET_EARLIEST_MSG_STORETIME: Entry(query.earliest_time, _named(h.QueueHeader)),
     # clients
     C.HEART_BEAT: Entry(heartbeat.heartbeat),
-    C.UNREGISTER_CLIENT: Entry(heartbeat.unregister, h.UnregisterClientHeader),
-    C.GET_CONSUMER_LIST_BY_GROUP: Entry(heartbeat.member_ids, h.ConsumerGroupHeader),
+    C.UNREGISTER_CLIENT: Entry(heartbeat.unregister, _named(h.UnregisterClientHeader)),
+    C.GET_CONSUMER_LIST_BY_GROUP: Entry(heartbeat.member_ids, _named(h.ConsumerGroupHeader)),
     C.LOCK_BATCH_MQ: Entry(heartbeat.lock),
     C.UNLOCK_BATCH_MQ: Entry(heartbeat.unlock),
     C.CHECK_CLIENT_CONFIG: Entry(heartbeat.check_client_config),
     # topics, groups, offsets, settings
-    C.UPDATE_AND_CREATE_TOPIC: Entry(admin.create_topic, h.CreateTopicHeader),
+    C.UPDATE_AND_CREATE_TOPIC: Entry(admin.create_topic, _named(h.CreateTopicHeader)),
     C.UPDATE_AND_CREATE_TOPIC_LIST: Entry(admin.create_topics),
-    C.DELETE_TOPIC_IN_BROKER: Entry(admin.delete_topic, h.TopicHeader),
+    C.DELETE_TOPIC_IN_BROKER: Entry(admin.delete_topic, _named(h.TopicHeader)),
     C.GET_ALL_TOPIC_CONFIG: Entry(admin.all_topics),
-    C.GET_TOPIC_CONFIG: Entry(admin.one_topic, h.TopicHeader),
+    C.GET_TOPIC_CONFIG: Entry(admin.one_topic, _named(h.TopicHeader)),
     C.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Entry(admin.system_topics),
     C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Entry(admin.create_group),
     C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Entry(admin.create_groups),
-    C.DELETE_SUBSCRIPTIONGROUP: Entry(admin.delete_group, h.GroupNameHeader),
+    C.DELETE_SUBSCRIPTIONGROUP: Entry(admin.delete_group, _named(h.GroupNameHeader)),
     C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Entry(admin.all_groups),
-    C.GET_SUBSCRIPTIONGROUP_CONFIG: Entry(admin.one_group, h.GroupHeader),
+    C.GET_SUBSCRIPTIONGROUP_CONFIG: Entry(admin.one_group, _named(h.GroupHeader)),
     C.GET_ALL_CONSUMER_OFFSET: Entry(admin.all_offsets),
-    C.INVOKE_BROKER_TO_RESET_OFFSET: Entry(admin.reset_offset, h.ResetOffsetHeader),
-    C.CLONE_GROUP_OFFSET: Entry(admin.clone_offsets, h.CloneOffsetHeader),
+    C.INVOKE_BROKER_TO_RESET_OFFSET: Entry(admin.reset_offset, _named(h.ResetOffsetHeader)),
+    C.CLONE_GROUP_OFFSET: Entry(admin.clone_offsets, _named(h.CloneOffsetHeader)),
     C.GET_BROKER_CONFIG: Entry(admin.get_config),
     C.UPDATE_BROKER_CONFIG: Entry(admin.update_config),
     C.TRIGGER_DELETE_FILES: Entry(admin.clean_files),
@@ -62,15 +97,21 @@ TABLE: dict[int, Entry[Broker]] = {
     C.CLEAN_UNUSED_TOPIC: Entry(admin.clean_unused_topics),
     # status
     C.GET_BROKER_RUNTIME_INFO: Entry(status.runtime),
-    C.GET_TOPIC_STATS_INFO: Entry(status.topic_stats, h.TopicHeader),
-    C.GET_CONSUME_STATS: Entry(status.consume_stats, h.ConsumeStatsHeader),
-    C.GET_CONSUMER_CONNECTION_LIST: Entry(status.consumer_connections, h.ConsumerGroupHeader),
-    C.GET_PRODUCER_CONNECTION_LIST: Entry(status.producer_connections, h.ProducerGroupHeader),
+    C.GET_TOPIC_STATS_INFO: Entry(status.topic_stats, _named(h.TopicHeader)),
+    C.GET_CONSUME_STATS: Entry(status.consume_stats, _named(h.ConsumeStatsHeader)),
+    C.GET_CONSUMER_CONNECTION_LIST: Entry(
+        status.consumer_connections, _named(h.ConsumerGroupHeader)
+    ),
+    C.GET_PRODUCER_CONNECTION_LIST: Entry(
+        status.producer_connections, _named(h.ProducerGroupHeader)
+    ),
     C.GET_ALL_PRODUCER_INFO: Entry(status.all_producers),
-    C.QUERY_TOPIC_CONSUME_BY_WHO: Entry(status.groups_of_topic, h.TopicHeader),
-    C.QUERY_TOPICS_BY_CONSUMER: Entry(status.topics_of_group, h.GroupHeader),
-    C.QUERY_SUBSCRIPTION_BY_CONSUMER: Entry(status.subscription_of_group, h.SubscriptionHeader),
-    C.QUERY_CONSUME_TIME_SPAN: Entry(status.time_span, h.TimeSpanHeader),
+    C.QUERY_TOPIC_CONSUME_BY_WHO: Entry(status.groups_of_topic, _named(h.TopicHeader)),
+    C.QUERY_TOPICS_BY_CONSUMER: Entry(status.topics_of_group, _named(h.GroupHeader)),
+    C.QUERY_SUBSCRIPTION_BY_CONSUMER: Entry(
+        status.subscription_of_group, _named(h.SubscriptionHeader)
+    ),
+    C.QUERY_CONSUME_TIME_SPAN: Entry(status.time_span, _named(h.TimeSpanHeader)),
     C.VIEW_BROKER_STATS_DATA: Entry(status.stats_item, h.StatsHeader),
-    C.GET_CONSUMER_RUNNING_INFO: Entry(status.ask_client, h.ClientOfGroupHeader),
+    C.GET_CONSUMER_RUNNING_INFO: Entry(status.ask_client, _named(h.ClientOfGroupHeader)),
 }

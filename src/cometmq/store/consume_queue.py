@@ -5,8 +5,8 @@
 Owns: the units of one queue, its bounds [min_offset, max_offset) and its numbering. One rule: a
 unit stands at its own index or not at all, and a number is never given twice: whatever expires or
 is lost, the queue goes on where it was. A blank unit (0, 0x7FFFFFFF, 0) fills the front of a file
-that begins in mid-numbering; inside a queue a gap is filled with (offset of the next record,
-0x7FFFFFFF, 0), so that offsets stay sorted. Neither points to a record.
+that begins in mid-numbering; inside a queue a gap is filled with (end of the record before it,
+0x7FFFFFFF, 0), so that offsets stay sorted and expire in turn. Neither points to a record.
 
 The queue is derived from the log: a damaged one is cut and rebuilt, never believed.
 """
@@ -102,7 +102,7 @@ class ConsumeQueue:
             return True
         if self.segments.items and index - self.max_offset <= MAX_GAP_UNITS:
             log.error("queue_gap_filled %s begin=%d end=%d", self, self.max_offset, index)
-            filler = UNIT.pack(log_offset, BLANK_SIZE, 0)
+            filler = UNIT.pack(self.log_end, BLANK_SIZE, 0)
             for missing in range(self.max_offset, index):
                 self._write(missing, filler)
             self.max_offset = index

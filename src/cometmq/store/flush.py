@@ -33,6 +33,7 @@ class _Proof(msgspec.Struct):
 
     log_offset: int = 0
     log_ms: int = 0
+    queues_offset: int = 0
     queues_ms: int = 0
     index_ms: int = 0
 
@@ -54,14 +55,16 @@ class FlushPlan:
         self._checkpoint = checkpoint
         self._config = config
         self._under_way: dict[str, _Proof] = {}
+        self.queues_at = 0  # the units and keys of all records before this are durable
         self._log_at_ms = 0
         self._log_all_at_ms = 0
         self._queues_at_ms = 0
         self._queues_all_at_ms = 0
         self._is_next_refused = False
 
-    def start(self, now_ms: int) -> None:
+    def start(self, now_ms: int, *, queues_at: int) -> None:
         config = self._config
+        self.queues_at = queues_at
         self._log_at_ms = now_ms + config.flush_interval_ms
         self._log_all_at_ms = now_ms + config.flush_thorough_ms
         self._queues_at_ms = now_ms + config.queue_flush_interval_ms
@@ -110,8 +113,11 @@ class FlushPlan:
 
     # -------------------------------------------------------------------------------------- queues
 
-    def take_queues(self, dispatched_ms: int, now_ms: int, *, is_ms_over: bool) -> Flush | None:
-        """`is_ms_over`: no record stored at `dispatched_ms` is still to be dispatched."""
+    def take_queues(
+        self, dispatched: int, dispatched_ms: int, now_ms: int, *, is_ms_over: bool
+    ) -> Flush | None:
+        """`dispatched`, `dispatched_ms`: how far dispatch has come, as log offset and time;
+        `is_ms_over`: no record of that time is still to be dispatched."""
         config = self._config
         if QUEUES in self._under_way:
             return None
@@ -121,7 +127,7 @@ class FlushPlan:
         is_all = not _is_ahead(self._queues_all_at_ms, now_ms, config.queue_flush_thorough_ms)
         proof = _Proof()
         targets = self._take_queue_targets(
-            dispatched_ms, proof, is_all=is_all, is_ms_over=is_ms_over
+            dispatched, dispatched_ms, proof, is_all=is_all, is_ms_over=is_ms_over
         )
         if is_all:
             self._queues_all_at_ms = now_ms + config.queue_flush_thorough_ms
@@ -132,24 +138,32 @@ class FlushPlan:
         return Flush(QUEUES, targets)
 
     def _take_queue_targets(
-        self, dispatched_ms: int, proof: _Proof, *, is_all: bool, is_ms_over: bool
+        self, dispatched: int, dispatched_ms: int, proof: _Proof, *, is_all: bool, is_ms_over: bool
     ) -> list[SyncTarget]:
         least_pages = 0 if is_all else self._config.queue_flush_least_pages
         targets = self._queues.take_dirty(least_pages=least_pages)
         if not self._queues.dirty:
             proof.queues_ms = dispatched_ms
-        if is_all and self._index is not None:
-            targets += self._index.take_dirty()
-            proof.index_ms = self._index.durable_ms(is_ms_over=is_ms_over)
+        if is_all:
+            proof.queues_offset = dispatched
+            if self._index is not None:
+                targets += self._index.take_dirty()
+                proof.index_ms = self._index.durable_ms(is_ms_over=is_ms_over)
         if self._checkpoint.is_dirty:
             self._checkpoint.is_dirty = False
             targets.append(self._checkpoint.target())
         return targets
 
-    def sync_queues(self, dispatched_ms: int) -> None:
+    def hurry_queues(self, now_ms: int) -> None:
+        """Make the next flush of queues a thorough one, and due."""
+        self._queues_at_ms = self._queues_all_at_ms = now_ms
+
+    def sync_queues(self, dispatched: int, dispatched_ms: int) -> None:
         """Sync queues, index and checkpoint here and now; OSError if that fails."""
         proof = _Proof()
-        targets = self._take_queue_targets(dispatched_ms, proof, is_all=True, is_ms_over=True)
+        targets = self._take_queue_targets(
+            dispatched, dispatched_ms, proof, is_all=True, is_ms_over=True
+        )
         for target in targets:
             target.sync()
         self._prove(proof)
@@ -165,20 +179,22 @@ class FlushPlan:
 
     def _prove(self, proof: _Proof) -> None:
         self._log.flushed_at = max(self._log.flushed_at, proof.log_offset)
+        self.queues_at = max(self.queues_at, proof.queues_offset)
         self._checkpoint.update(
             log_ms=proof.log_ms, queues_ms=proof.queues_ms, index_ms=proof.index_ms
         )
+
+    @property
+    def is_queue_work(self) -> bool:
+        """Whether any unit or key is not durable yet."""
+        return bool(self._queues.dirty) or (self._index is not None and self._index.is_dirty)
 
     def next_ms(self, now_ms: int) -> int:
         """When a flush may next be due."""
         soonest = NEVER_MS
         if LOG not in self._under_way and self._log.write_at > self._log.flushed_at:
             soonest = now_ms if self._config.is_sync_flush else self._log_at_ms
-        if QUEUES not in self._under_way and (
-            self._queues.dirty
-            or self._checkpoint.is_dirty
-            or (self._index is not None and self._index.is_dirty)
-        ):
+        if QUEUES not in self._under_way and (self.is_queue_work or self._checkpoint.is_dirty):
             soonest = min(soonest, self._queues_at_ms)
         return soonest
 

@@ -41,6 +41,7 @@ _HEAD = struct.Struct(">qqqqii")
 _SLOT = struct.Struct(">i")
 _ENTRY = struct.Struct(">iqii")
 _MAX_I32 = 2**31 - 1
+_MAX_I64 = 2**63 - 1
 
 
 class KeyIndex:
@@ -81,11 +82,25 @@ class KeyIndex:
     def put(self, topic: str, keys: list[str], log_offset: int, store_ms: int, now_ms: int) -> None:
         """Enter all keys of one record; ignored if the index is past it already."""
         if self.items and log_offset <= self.items[-1].end_offset:
-            return
+            if log_offset < self.items[-1].end_offset:
+                return
+            # The last record in the index: its keys may have straddled two files, the second of
+            # which was removed after an unclean stop.
+            keys = [key for key in keys if not self._holds(topic, key, log_offset)]
         for key in keys:
             if not self.items or self.items[-1].is_full:
                 self._add(now_ms)
             self.items[-1].put(key_hash(topic, key), log_offset, store_ms)
+
+    def _holds(self, topic: str, key: str, log_offset: int) -> bool:
+        hashed = key_hash(topic, key)
+        for item in self.items[-2:]:
+            for found in item.find(hashed, 0, _MAX_I64):
+                if found == log_offset:
+                    return True
+                if found < log_offset:
+                    break
+        return False
 
     def _add(self, now_ms: int) -> None:
         """A new file; until its first entry it carries its forerunner's end."""

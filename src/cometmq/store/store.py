@@ -85,9 +85,12 @@ class Store:
             self._log, self._queues, self._index, self._checkpoint, self._dispatcher, self._config
         )
         self.stats.recovered = recovery.run(is_clean=is_clean, now_ms=now_ms)
-        self._last_store_ms = self.stats.recovered.last_store_ms
+        # One later than all before: a time in the checkpoint then never vouches for a new record.
+        self._last_store_ms = self.stats.recovered.last_store_ms + 1
         self._clean_at_ms = now_ms + self._config.clean_interval_ms
-        self._flush.start(now_ms)
+        # What recovery wrote into queues and index is in memory only.
+        is_durable = is_clean and not self._flush.is_queue_work
+        self._flush.start(now_ms, queues_at=self._log.write_at if is_durable else 0)
         self._files.write(layout.ABORT, pid_text.encode("ascii"))
 
     def _release(self) -> None:
@@ -351,6 +354,7 @@ class Store:
 
     @property
     def last_store_ms(self) -> int:
+        """No record is older than this from now on."""
         return self._last_store_ms
 
     # --------------------------------------------------------------------------------------- flush
@@ -369,7 +373,9 @@ class Store:
         is_ms_over = now_ms > dispatched_ms and not self.is_dispatch_behind
         if is_ms_over and self._last_store_ms == dispatched_ms:
             self._last_store_ms += 1  # stays true should the clock step back
-        return self._flush.take_queues(dispatched_ms, now_ms, is_ms_over=is_ms_over)
+        return self._flush.take_queues(
+            self._dispatcher.position, dispatched_ms, now_ms, is_ms_over=is_ms_over
+        )
 
     def flushed(self, kind: str, now_ms: int) -> None:
         """A Flush is done: what it covered is durable."""
@@ -401,9 +407,11 @@ class Store:
         is_full = retention.is_full_after(self._disk_full_remark is not None, ratio, self._config)
         self._set_disk_full(is_full, ratio)
         report = CleanReport(ratio, is_full)
-        # Never the file being written, nor what is not yet durable and in its queues.
-        safe = min(self._log.flushed_at, self._dispatcher.position)
-        candidates = [item for item in self._log.segments.items[:-1] if item.end <= safe]
+        # Never the file being written, and none whose units are not on disk: a power loss would
+        # take them, and with record and unit gone nobody would know where numbering had come to.
+        finished = [i for i in self._log.segments.items[:-1] if i.end <= self._log.write_at]
+        safe = min(self._log.flushed_at, self._flush.queues_at)
+        candidates = [item for item in finished if item.end <= safe]
         count, report.reason = retention.choose(
             [self._files.modified_ms(item.name) for item in candidates],
             now_ms=now_ms,
@@ -411,6 +419,8 @@ class Store:
             is_manual=force,
             config=self._config,
         )
+        if report.reason and len(candidates) < len(finished):
+            self._flush.hurry_queues(now_ms)
         for _ in range(count):
             removed = self._log.segments.remove_first()
             log.info("log_file_removed name=%s reason=%s", removed.name, report.reason)
@@ -477,7 +487,7 @@ class Store:
             self.dispatch(now_ms)
             if self.is_dispatch_behind:
                 return False
-            self._flush.sync_queues(self._dispatcher.last_store_ms)
+            self._flush.sync_queues(self._dispatcher.position, self._dispatcher.last_store_ms)
         except OSError as error:
             self.flush_failed("close", str(error), now_ms)
             return False
