@@ -276,9 +276,7 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
     }
     if unique_key is not None:
         ext["transactionId"] = unique_key
-    return broker.acknowledge(
-        call, Reply(ext=ext), stored.end_offset, header.topic, text=text
-    )
+    return broker.acknowledge(call, Reply(ext=ext), stored.end_offset, header.topic, text=text)
 
 
 def _store_batch(
@@ -308,9 +306,7 @@ def _store_batch(
     unique_key = properties.get(outer, properties.UNIQUE_KEY)
     if unique_key is not None:
         ext["transactionId"] = unique_key
-    return broker.acknowledge(
-        call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer
-    )
+    return broker.acknowledge(call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer)
 
 
 def _queue(broker: Broker, header: SendHeader, topic: TopicConfig) -> int:
