@@ -67,7 +67,6 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     # groups and offsets
     save_offsets_ms: int = 5_000
     client_expiry_ms: int = 120_000
-    is_server_side_reset: bool = True
     # store
     store_path: str = ""
     log_file_bytes: int = 1024 * MIB
@@ -91,6 +90,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     clean_interval_ms: int = 10_000
     delete_batch: int = 10
     verify_crc_on_recover: bool = True
+    is_durable_cut_allowed: bool = False
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     # limits of the server
     max_connections: int = 10_000
@@ -182,7 +182,6 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("accessMessageInMemoryMaxRatio", "in_memory_ratio_percent", "share of RAM that counts as recent", 1, 100),
     Key("flushConsumerOffsetInterval", "save_offsets_ms", "ms between saves of consumer offsets", 100, 3_600_000),
     Key("channelExpiredTimeout", "client_expiry_ms", "a client silent for this long is dropped", 1000, 86_400_000),
-    Key("useServerSideResetOffset", "is_server_side_reset", "reset offsets on the broker, not in clients", is_live=True),
     Key("storePathRootDir", "store_path", "store directory"),
     Key("mappedFileSizeCommitLog", "log_file_bytes", "bytes per commit-log file", 4096, 8 * 1024 * MIB),
     Key("mappedFileSizeConsumeQueue", "queue_file_bytes", "bytes per consume-queue file, a multiple of 20", 20, 1024 * MIB),
@@ -205,6 +204,7 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("cleanResourceInterval", "clean_interval_ms", "ms between looks at what may be deleted", 100, 3_600_000),
     Key("deleteFileBatchMax", "delete_batch", "log files deleted in one look", 1, 10_000, is_live=True),
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
+    Key("cutDamagedLogEnable", "is_durable_cut_allowed", "recovery may cut durable messages behind a damaged place", is_ours=True),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
     Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
@@ -287,7 +287,7 @@ IDLE_BROKER_KEYS = frozenset(
     timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas
     transactionCheckInterval transactionCheckMax transactionOpBatchInterval
     transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap transientStorePoolEnable
-    transientStorePoolSize travelCqFileNumWhenGetMessage useEpollNativeSelector
+    transientStorePoolSize travelCqFileNumWhenGetMessage useServerSideResetOffset useEpollNativeSelector
     useReentrantLockWhenPutMessage validateSystemTopicWhenUpdateTopic
     waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
     waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInTransactionQueue
@@ -442,10 +442,11 @@ def _check_whole(config: BrokerConfig | NameServerConfig, source: str) -> None:
             f"maxFrameBytes={config.max_frame_bytes}"
         )
     for hour in config.delete_when.split(";"):
-        if not hour.strip().isdigit() or not 0 <= int(hour) <= 23:
+        if not hour.isascii() or not hour.isdigit() or not 0 <= int(hour) <= 23:
             raise ConfigError(f"{source}: deleteWhen={config.delete_when!r} must be hours, `04;16`")
     for level in config.delay_levels.split():
-        if level[-1:] not in "smhd" or not level[:-1].isdigit():
+        digits = level[:-1]
+        if level[-1:] not in "smhd" or not digits.isascii() or not digits.isdigit():
             raise ConfigError(f"{source}: messageDelayLevel has {level!r}; write e.g. 30s, 5m, 2h")
 
 

@@ -79,7 +79,7 @@ class StoreFull(StoreError):
 
 
 class MessageIllegal(StoreError):
-    """A message breaks a limit of the store (body, record, properties, topic); nothing was written."""
+    """A message breaks a limit of the store (body, properties, topic); nothing was written."""
 
 
 class StoreReadOnly(StoreError):

@@ -143,7 +143,7 @@ class Files(Protocol):
         """Map for reading and writing; created sparse at `size` if missing."""
 
     def target(self, name: str) -> SyncTarget:
-        """Make a file durable by name, mapped or not; a file that is gone by then counts as done."""
+        """Make a file durable by name, mapped or not; one that is gone by then counts as done."""
 
     def zero_from(self, name: str, at: int, size: int, *, is_durable: bool = True) -> None:
         """Turn bytes [at, size) into zeros without touching the rest. Not while mapped."""

@@ -20,7 +20,7 @@ from cometmq.errors import ConfigError, RequestRefused
 from cometmq.requests import Call, Reply
 from cometmq.wire import bodies, fastjson
 from cometmq.wire.bodies import GroupConfig, TopicConfig
-from cometmq.wire.codes import ResponseCode
+from cometmq.wire.codes import CPP, ResponseCode
 from cometmq.wire.headers import (
     CloneOffsetHeader,
     CreateTopicHeader,
@@ -279,10 +279,13 @@ def reset_offset(broker: Broker, call: Call) -> Reply:
     for queue_id, offset in targets.items():
         broker.offsets.reset(header.topic, header.group, queue_id, offset, call.now_ms)
     broker.wake_group(header.topic, header.group, call.now_ms, call.out)
-    table = {
-        bodies.queue_key(header.topic, broker.config.name, queue_id): offset
-        for queue_id, offset in targets.items()
+    keys = {
+        queue_id: bodies.queue_key(header.topic, broker.config.name, queue_id)
+        for queue_id in targets
     }
+    table: Any = {keys[queue_id]: offset for queue_id, offset in targets.items()}
+    if call.frame.language == CPP:  # that client reads a list, not a map with objects as keys
+        table = [{**keys[queue_id], "offset": offset} for queue_id, offset in targets.items()]
     return Reply(body=fastjson.dumps({"offsetTable": table}))
 
 

@@ -26,7 +26,7 @@ from cometmq.broker.state import StateFile
 from cometmq.broker.stats import Stats
 from cometmq.broker.topics import Topics
 from cometmq.config import BrokerConfig
-from cometmq.ports import NEVER_MS, Close, ConnId, Out, Peer
+from cometmq.ports import Close, ConnId, Out, Peer
 from cometmq.requests import Call, Reply, ServeStats, serve
 from cometmq.store.layout import StoreConfig
 from cometmq.store.state_files import load_state
@@ -40,7 +40,6 @@ log = logging.getLogger("cometmq.broker")
 
 BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
 EXPIRY_SCAN_MS = 10_000
-STOP_WAIT_MS = 3_000
 
 
 class _Parked(msgspec.Struct, eq=False):
@@ -106,7 +105,7 @@ class Broker:
         self.offsets = Offsets(
             config, load_state(store.files, "config/consumerOffset.json"), now_ms
         )
-        self.members = Members()
+        self.members = Members(config.max_groups)
         self.locks = QueueLocks()
         self.holds = Holds(config.max_parked_pulls)
         self.name_servers = NameServers(_addresses(config.namesrv))
@@ -114,7 +113,6 @@ class Broker:
         """What the driver counts (connections, drops); shown with our own figures."""
         self.is_stopping = False
         self.stall_ms = 0
-        self._stop_by_ms = NEVER_MS
         self._files: dict[str, StateFile] = {
             one.name: one for one in (self.topics.file, self.groups.file, self.offsets.file)
         }
@@ -126,7 +124,6 @@ class Broker:
         self._unique_count = 0
         self._month: tuple[int, int] = (0, 0)
         self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
-        self._next_clean_ms = store.next_deadline_ms(now_ms)  # not later than the store asks for
         self._clamp_offsets(now_ms)
         self._derive()
         self.deadline_ms = now_ms
@@ -250,8 +247,7 @@ class Broker:
         if now_ms >= self._next_expiry_ms:
             self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
             self._expire(now_ms, out)
-        if now_ms >= self._next_clean_ms:
-            self._next_clean_ms = now_ms + self.config.clean_interval_ms
+        if now_ms >= self.store.clean_due_ms:
             self.store.clean(now_ms)
         self.stats.sample(now_ms)
         self._plan(now_ms)
@@ -259,7 +255,6 @@ class Broker:
     def stop(self, now_ms: int, out: Out) -> None:
         """Answer what waits, say goodbye, save; then `is_stopped`."""
         self.is_stopping = True
-        self._stop_by_ms = now_ms + STOP_WAIT_MS
         for hold in self.holds.drain():
             pull.resume(self, hold, now_ms, out)
         self.name_servers.leave(self, now_ms, out)
@@ -305,7 +300,6 @@ class Broker:
             self.store.next_deadline_ms(now_ms),
             self.stats.next_sample_ms,
             self._next_expiry_ms,
-            self._next_clean_ms,
         ]
         moments.extend(file.due_ms for file in self._files.values() if not file.is_saving)
         if self._parked:
@@ -535,6 +529,7 @@ def store_config(config: BrokerConfig, in_memory_bytes: int) -> StoreConfig:
         disk_warning_ratio=config.disk_warning_percent / 100,
         index_enabled=config.is_index_enabled,
         verify_crc_on_recover=config.verify_crc_on_recover,
+        is_durable_cut_allowed=config.is_durable_cut_allowed,
         delay_levels=config.delay_levels,
     )
 

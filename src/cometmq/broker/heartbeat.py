@@ -184,6 +184,8 @@ def _lock_body(call: Call) -> tuple[_LockBody, list[tuple[str, int, dict[str, An
 def lock(broker: Broker, call: Call) -> Reply:
     """41: which of these queues this client owns from now on."""
     body, queues = _lock_body(call)
+    if broker.groups.get(body.consumerGroup) is None:
+        queues = []  # a group makes itself known by its heartbeat before it locks
     owned = []
     for topic, queue_id, raw in queues:
         config = broker.topics.get(topic)

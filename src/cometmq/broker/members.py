@@ -52,7 +52,19 @@ class ConsumerGroup(msgspec.Struct):
     message_model: str = "CLUSTERING"
     consume_from: str = "CONSUME_FROM_LAST_OFFSET"
     fingerprint: int = 0
-    conflicts: dict[str, str] = {}
+    told_conflicts: set[str] = set()
+
+    def conflicts(self) -> list[str]:
+        """Where members disagree now, each pair of different wishes once."""
+        by_wish: dict[str, str] = {}
+        for member in self.members.values():
+            if member.wants:
+                by_wish.setdefault(_wants(member), member.client.client_id)
+        wishes = sorted(by_wish)[:MAX_CONFLICTS_KEPT]
+        return [
+            f"{by_wish[wishes[0]]} wants {wishes[0]}; {by_wish[other]} wants {other}"
+            for other in wishes[1:]
+        ]
 
     def client_ids(self) -> list[str]:
         """Distinct ids in the order they joined."""
@@ -62,7 +74,9 @@ class ConsumerGroup(msgspec.Struct):
 class Members:
     """All live groups of a broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_groups: int) -> None:
+        self.max_producer_groups = max_groups
+        self.refused_producers = 0
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[ConnId, Client]] = {}
         self._by_conn: dict[ConnId, set[str]] = {}
@@ -104,7 +118,7 @@ class Members:
         member.wants = {
             one.topic: f"{one.expressionType}:{one.subString}" for one in consumer.subscriptions
         }
-        self._watch_conflicts(group, member)
+        self._watch_conflicts(group)
         return is_new or changed
 
     def _subscribe(
@@ -147,19 +161,13 @@ class Members:
             changed = True
         return changed
 
-    def _watch_conflicts(self, group: ConsumerGroup, member: Member) -> None:
-        mine = _wants(member)
-        for other in group.members.values():
-            if other is member or not other.wants or _wants(other) == mine:
+    def _watch_conflicts(self, group: ConsumerGroup) -> None:
+        if len(group.members) < 2:
+            return
+        for text in group.conflicts():
+            if text in group.told_conflicts or len(group.told_conflicts) >= MAX_CONFLICTS_KEPT:
                 continue
-            left, right = sorted((member, other), key=lambda m: m.client.client_id)
-            text = (
-                f"{left.client.client_id} wants {_wants(left)}; "
-                f"{right.client.client_id} wants {_wants(right)}"
-            )
-            if text in group.conflicts or len(group.conflicts) >= MAX_CONFLICTS_KEPT:
-                continue
-            group.conflicts[text] = text
+            group.told_conflicts.add(text)
             self.subscription_conflicts += 1
             log.warning(
                 "subscriptions differ group=%s: %s. All members of a group must subscribe to the "
@@ -167,7 +175,6 @@ class Members:
                 group.name,
                 text,
             )
-            return
 
     def leave(self, name: str, conn: ConnId) -> bool:
         """A member leaves a consumer group; True if it was there."""
@@ -189,7 +196,10 @@ class Members:
     # ---------------------------------------------------------------------------- producers
 
     def produce(self, name: str, client: Client) -> None:
-        """A heartbeat of one producer group."""
+        """A heartbeat of one producer group; not kept when there are too many groups."""
+        if name not in self.producers and len(self.producers) >= self.max_producer_groups:
+            self.refused_producers += 1
+            return
         self.producers.setdefault(name, {})[client.conn] = client
         self._producer_groups.setdefault(client.conn, set()).add(name)
 

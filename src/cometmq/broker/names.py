@@ -57,6 +57,7 @@ BUILT_IN_GROUPS = (
 )
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
+_OWN_NAME = re.compile(r"[%|a-zA-Z0-9_.-]+")
 _RULE = "allowed are letters, digits, %, |, _ and -"
 
 
@@ -81,6 +82,13 @@ def group_problem(group: str) -> str | None:
         return f"group name of {len(group)} characters, at most {MAX_GROUP}: {group[:40]!r}..."
     if not _ALLOWED.fullmatch(group):
         return f"group name {group!r} has a character that is not allowed; {_RULE}"
+    return None
+
+
+def own_name_problem(name: str) -> str | None:
+    """What is wrong with a broker's or cluster's name; host names are the usual choice."""
+    if not 0 < len(name) <= MAX_TOPIC or not _OWN_NAME.fullmatch(name):
+        return f"must be 1 to {MAX_TOPIC} letters, digits, dots, %, |, _ or -"
     return None
 
 

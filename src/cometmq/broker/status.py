@@ -117,6 +117,8 @@ def own_figures(broker: Broker) -> dict[str, object]:
         "cometmqTopicsLimitReached": broker.topics.refused_by_limit,
         "cometmqGroups": len(broker.groups.table),
         "cometmqGroupsLimitReached": broker.groups.refused_by_limit,
+        "cometmqProducerGroups": len(broker.members.producers),
+        "cometmqProducerGroupsLimitReached": broker.members.refused_producers,
         "cometmqConnections": len(broker.peers),
         "cometmqSubscriptionConflicts": broker.members.subscription_conflicts,
         "cometmqOffsetsMovedBack": broker.offsets.moved_back,
@@ -197,7 +199,7 @@ def consumer_connections(broker: Broker, call: Call) -> Reply:
         "consumeFromWhere": live.consume_from,
         "consumeType": live.consume_type,
         "messageModel": live.message_model,
-        "subscriptionConflicts": sorted(live.conflicts),
+        "subscriptionConflicts": live.conflicts(),
         "subscriptionTable": live.subscriptions,
     }
     return Reply(body=msgspec.json.encode(body))
@@ -258,7 +260,8 @@ def groups_of_topic(broker: Broker, call: Call) -> Reply:
 def topics_of_group(broker: Broker, call: Call) -> Reply:
     """343."""
     header: GroupHeader = call.header
-    return Reply(body=fastjson.dumps({"topicList": broker.offsets.topics_of(header.group)}))
+    topics = broker.offsets.topics_of(header.group)
+    return Reply(body=fastjson.dumps({"brokerAddr": broker.address, "topicList": topics}))
 
 
 def subscription_of_group(broker: Broker, call: Call) -> Reply:

@@ -59,7 +59,8 @@ class Topics:
             except BodyError as error:
                 log.error("topic skipped topic=%r: %s", name, error)
                 continue
-            if topic.topicName != name or names.topic_problem(name) is not None:
+            is_allowed = name in self.table or names.topic_problem(name) is None
+            if topic.topicName != name or not is_allowed:
                 log.error("topic skipped topic=%r: its name is not allowed", name)
                 continue
             self.table[name] = topic

@@ -115,9 +115,9 @@ def _complete(config: BrokerConfig) -> BrokerConfig:
     from cometmq.run import default_folder
 
     for key, value in (("brokerName", config.name), ("brokerClusterName", config.cluster)):
-        problem = names.topic_problem(value)
+        problem = names.own_name_problem(value)
         if problem is not None:
-            raise ConfigError(f"{key}={value!r}: it is also a topic, and {problem}")
+            raise ConfigError(f"{key}={value!r} {problem}")
     store = config.store_path or default_folder("store")
     return msgspec.structs.replace(config, store_path=str(Path(store).expanduser().resolve()))
 

@@ -256,8 +256,8 @@ class Recovery:
             if type(first) is Scan and first.store_ms < self._checkpoint.log_ms:
                 raise StoreCorrupt(
                     f"the commit log breaks off at {end}, but {segment.name} behind it holds "
-                    f"messages that were durable; set is_durable_cut_allowed to drop them, or "
-                    f"restore the damaged file"
+                    f"messages that were durable; restore the damaged file, or set "
+                    f"cutDamagedLogEnable=true to lose them"
                 )
 
     def _settle(self, end: int, report: Recovered) -> None:

@@ -36,6 +36,7 @@ from cometmq.wire.record import Encoded, Scan, prepare
 log = logging.getLogger("cometmq.store")
 
 _QUEUES_PER_CLEAN = 2000  # each may touch its disk; more would hold up the loop
+_NEXT_SLICE_MS = 100  # until the next so many, where there are more
 
 
 class Store:
@@ -430,6 +431,8 @@ class Store:
             if self._index is not None:
                 report.index_files = self._index.remove_expired(self._log.min_offset)
         report.queue_files = self._clean_queues()
+        if self._unclean_queues:
+            self._clean_at_ms = now_ms + _NEXT_SLICE_MS
         self._log.sweep()
         self.stats.removed_log_files += report.log_files
         self.stats.removed_queue_files += report.queue_files
@@ -458,15 +461,19 @@ class Store:
         )
 
     @property
+    def clean_due_ms(self) -> int:
+        """When clean is to be called next."""
+        return self._clean_at_ms
+
+    @property
     def is_disk_full(self) -> bool:
         return self._disk_full_remark is not None
 
     def next_deadline_ms(self, now_ms: int) -> int:
         """When take_flush, take_queue_flush or clean next have something to do."""
-        clean_at_ms = now_ms + 100 if self._unclean_queues else self._clean_at_ms
         if self._refusal is not None:
-            return clean_at_ms
-        return min(clean_at_ms, self._flush.next_ms(now_ms))
+            return self._clean_at_ms
+        return min(self._clean_at_ms, self._flush.next_ms(now_ms))
 
     def close(self, now_ms: int) -> None:
         """Make everything durable and let go; `abort` stays if that can't be promised."""

@@ -257,6 +257,7 @@ LANGUAGES = (
 """Language names by their byte code; JSON headers carry the name, binary ones the index."""
 
 JAVA = 0
+CPP = 1
 PYTHON = 3
 OTHER = 7
 

@@ -436,7 +436,14 @@ def lock(bench: Bench, client: str, *queues: dict[str, Any], group: str = "G") -
 @pytest.fixture
 def locking(bench: Bench) -> Bench:
     bench.create_topic()
+    for group in ("G", "H"):
+        body = msgspec.json.encode({"groupName": group})
+        assert bench.ask(C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body).code == 0
     return bench
+
+
+def test_a_group_that_does_not_exist_locks_nothing(locking: Bench) -> None:
+    assert lock(locking, "c1", queue(0), group="unheard-of") == []
 
 
 def test_a_lock_belongs_to_who_comes_first(locking: Bench) -> None:

@@ -459,7 +459,7 @@ def test_damage_of_durable_records_refuses_rather_than_drops_files() -> None:
     files.write("abort", b"1")
     set_checkpoint(files, T0 + 59, T0, T0)
     files.seen[LOG0][300] ^= 1
-    with pytest.raises(StoreCorrupt, match="is_durable_cut_allowed"):
+    with pytest.raises(StoreCorrupt, match="cutDamagedLogEnable"):
         Store.open(files, small(), T0)
     again = Store.open(files, small(is_durable_cut_allowed=True), T0)
     assert len(numbers(again)) == 1
