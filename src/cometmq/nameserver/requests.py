@@ -142,7 +142,7 @@ def _why_missing(server: NameServer, topic: str) -> str:
         known += ", one of which is still telling its topics"
     return what + (
         f"This name server knows {known}, and the topic is registered by none of them: create it "
-        "(cometmq topic create), or set autoCreateTopicEnable=true on a broker"
+        "(mqadmin updateTopic), or set autoCreateTopicEnable=true on a broker"
     )
 
 

@@ -56,6 +56,10 @@ class RealFiles:
         except BaseException:
             os.close(fd)
             raise
+        if not name.startswith(layout.COMMIT_LOG + "/"):
+            # Queues and index touch a page here and there. With read-ahead the first touch of a
+            # hole fills it with zero pages as far as that reaches: 2.5 ms against 20 us measured.
+            mapped.madvise(mmap.MADV_RANDOM)
         return RealMappedFile(self, name, fd, mapped)
 
     def target(self, name: str) -> SyncTarget:
