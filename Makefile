@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  else echo "Python's venv module is missing: install the package python3-venv"; exit 1; fi; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,dev]'
+	@# Compiled here and now, so that starts are quick even where Python may not write bytecode.
+	$(PY) -m compileall -q src
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the main job on an embedded server, step by step; ends by itself
