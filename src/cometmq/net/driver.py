@@ -74,6 +74,7 @@ class NetStats(msgspec.Struct):
     bytes_in: int = 0
     bytes_out: int = 0
     paused_reads: int = 0
+    core_bugs: int = 0
 
 
 class Driver:
@@ -184,14 +185,16 @@ class Driver:
         now_ms = clock()
         for _ in range(min(len(frames), TURN_FRAMES)):
             frame, arrived_ms = frames.popleft()
-            core.handle(connection.id, frame, now_ms - arrived_ms, now_ms, out)
+            try:
+                core.handle(connection.id, frame, now_ms - arrived_ms, now_ms, out)
+            except Exception:
+                self._bug()
             began_ms, now_ms = now_ms, clock()
             if now_ms - began_ms > STALL_MS:
                 core.stalled(now_ms - began_ms, now_ms, out)
             if connection.is_closed:
                 break
-        core.settle(now_ms, out)
-        self.drain()
+        self._settle(now_ms)
         if frames and not connection.is_closed:
             self._loop.call_soon(self.turn, connection)
         elif connection.is_read_paused and not connection.is_closed:
@@ -201,10 +204,25 @@ class Driver:
         self._timer = None
         self._timer_ms = NEVER_MS
         now_ms = self.clock()
-        self.core.tick(now_ms, self._out)
-        self.core.settle(now_ms, self._out)
-        self.drain()
+        try:
+            self.core.tick(now_ms, self._out)
+        except Exception:
+            self._bug()
+        self._settle(now_ms)
         self._schedule()
+
+    def _settle(self, now_ms: int) -> None:
+        """End a turn: the core settles, and what it asked for is carried out whatever happened."""
+        try:
+            self.core.settle(now_ms, self._out)
+        except Exception:
+            self._bug()
+        self.drain()
+
+    def _bug(self) -> None:
+        """The core raised: its other clients must still get their answers."""
+        self.stats.core_bugs += 1
+        log.exception("bug in the core")
 
     def _schedule(self) -> None:
         now_ms = self.clock()
@@ -255,8 +273,7 @@ class Driver:
                 self.core.flushed(effect.kind, now_ms, self._out)
             else:
                 self.core.flush_failed(effect.kind, reason, now_ms, self._out)
-            self.core.settle(now_ms, self._out)
-            self.drain()
+            self._settle(now_ms)
 
         worker.submit(job, done)
 
@@ -267,8 +284,7 @@ class Driver:
         def done(reason: str | None) -> None:
             now_ms = self.clock()
             self.core.saved(effect.name, reason, now_ms, self._out)
-            self.core.settle(now_ms, self._out)
-            self.drain()
+            self._settle(now_ms)
 
         self._state_worker.submit(lambda: files.replace(effect.name, effect.content), done)
 
@@ -319,8 +335,7 @@ class Driver:
             self.stats.connections = len(self._connections)
             now_ms = self.clock()
             self.core.closed(connection.id, now_ms, self._out)
-            self.core.settle(now_ms, self._out)
-            self.drain()
+            self._settle(now_ms)
 
 
 class _Connection(asyncio.Protocol):
