@@ -1,0 +1,1 @@
+"""Interop suite: the official Java client, mqadmin and Apache's brokers against CometMQ."""

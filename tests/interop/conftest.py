@@ -1,0 +1,89 @@
+"""Fixtures of the interop suite: the toolchain, a server per (server, client) pair, a driver on it.
+
+`COMETMQ_INTEROP_SERVERS` restricts which servers are run; without java, mvn or the jars every test
+is skipped with the one reason found.
+"""
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from .driver import Driver
+from .processes import kill_all, tail
+from .servers import Launcher, Server, Settings, selected_servers, start
+from .toolchain import Toolchain, Unavailable, prepare
+from .versions import PAIRS
+
+SIZES = {
+    "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
+    "mappedFileSizeConsumeQueue": str(20 * 5000),
+    "maxHashSlotNum": "10000",
+    "maxIndexNum": "40000",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that uses `pair`, directly or not, runs once per selected (server, client) pair."""
+    if "pair" in metafunc.fixturenames:
+        pairs = [pair for pair in PAIRS if pair[0] in selected_servers()]
+        metafunc.parametrize("pair", pairs, ids="+".join, indirect=True, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the server's logs with a failure."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for value in item.funcargs.values():
+            for log in getattr(value, "logs", []):
+                report.sections.append((f"end of {log.name}", tail(log)))
+    return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    kill_all()
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> Toolchain:
+    try:
+        return prepare()
+    except Unavailable as reason:
+        pytest.skip(f"interop: {reason}")
+
+
+@pytest.fixture(scope="session")
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    chosen: tuple[str, str] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def server(
+    pair: tuple[str, str], toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("+".join(pair))
+    running = start(pair[0], toolchain, Settings(folder, folder / "store", sizes=SIZES))
+    yield running
+    if pair[0] == "comet":
+        running.stop()  # must end well after all this; the control's store is thrown away
+    running.kill()
+
+
+@pytest.fixture(scope="session")
+def driver(
+    pair: tuple[str, str],
+    server: Server,
+    toolchain: Toolchain,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Driver:
+    return Driver(pair[1], server, toolchain, tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def launcher(toolchain: Toolchain) -> Iterator[Launcher]:
+    launched = Launcher(toolchain)
+    yield launched
+    launched.kill_all()
