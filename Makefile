@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup demo test check interop bench docs lock clean
+.PHONY: help setup demo test check interop crash bench docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 
 interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways
 	$(PY) -m pytest -q tests/interop $(ARGS)
+
+crash: $(STAMP) ## kill -9 under load, 50 times in each flush mode
+	COMETMQ_KILLS=$${KILLS:-50} $(PY) -m pytest -q tests/crash $(ARGS)
 
 bench: $(STAMP) ## measure sends and pulls; a line a run in benchmarks/results
 	$(PY) benchmarks/wire.py $(ARGS)

@@ -1,0 +1,271 @@
+"""Wrong variants of the product that the simulated cluster must catch.
+
+One rule: a mutant is a mistake somebody could make, in one place; a mutant that lives is a missing
+checker. Each says in how many seeds, from its first one on, it is caught; `flush` and `always` pin
+the kind of run in which the mistake can show at all, everything else is left to the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from cometmq.broker.broker import Broker
+from cometmq.broker.holds import Holds
+from cometmq.broker.offsets import Offsets
+from cometmq.nameserver.routes import Routes
+from cometmq.ports import Out
+from cometmq.requests import Call, Reply
+from cometmq.store import commit_log
+from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.flush import FlushPlan
+from cometmq.store.key_index import KeyIndex
+from cometmq.store.recovery import Recovery
+from cometmq.store.segment import Segment
+from cometmq.store.store import Store
+
+Patch = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    patches: tuple[Patch, ...]
+    within: int
+    flush: str = ""
+    always: tuple[str, ...] = ()
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for patch in self.patches:
+                stack.enter_context(patch())
+            yield
+
+
+def _method(owner: type, name: str, make: Callable[[Any], Any]) -> Patch:
+    """Replace a method by what `make` builds from the real one."""
+    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+# ------------------------------------------------------------------------------------------ broker
+
+
+def _ack_at_once(real: Any) -> Any:
+    def acknowledge(
+        self: Broker, call: Call, reply: Reply, end_offset: int, topic: str, text: str
+    ) -> Reply | None:
+        return real(self, call, reply, 0, topic, text)
+
+    return acknowledge
+
+
+def _commit_one_more(real: Any) -> Any:
+    def commit(
+        self: Offsets, topic: str, group: str, queue_id: int, offset: int, now_ms: int, peer: str
+    ) -> None:
+        real(self, topic, group, queue_id, offset + 1, now_ms, peer)
+
+    return commit
+
+
+def _forget_third_parked(real: Any) -> Any:
+    def release(self: Broker, now_ms: int, out: Out) -> None:
+        if len(self._parked) >= 3:
+            del self._parked[2]
+        real(self, now_ms, out)
+
+    return release
+
+
+def _no_clamp(real: Any) -> Any:
+    return lambda self, now_ms: None
+
+
+def _lose_due_holds(real: Any) -> Any:
+    def due(self: Holds, now_ms: int) -> Any:
+        return real(self, now_ms)[1:]
+
+    return due
+
+
+# ------------------------------------------------------------------------------------------- store
+
+
+def _no_crc(real: Any) -> Any:
+    def scan(buffer: Any, at: int, end: int, *, verify_crc: bool) -> Any:
+        return real(buffer, at, end, verify_crc=False)
+
+    return scan
+
+
+def _prove_what_is_written_now(real: Any) -> Any:
+    def done(self: FlushPlan, kind: str) -> None:
+        real(self, kind)
+        if kind == "log":
+            self._log.flushed_at = self._log.write_at
+
+    return done
+
+
+def _believe_a_failed_flush(real: Any) -> Any:
+    return lambda self, kind, reason, now_ms: self.flushed(kind, now_ms)
+
+
+def _leave_stale_bytes(real: Any) -> Any:
+    return lambda self, at, *, is_durable=True: None
+
+
+def _number_from_units(real: Any) -> Any:
+    """After recovery numbering goes on one too early."""
+
+    def settle(self: Recovery, end: int, report: Any) -> None:
+        real(self, end, report)
+        for queue in self._queues:
+            queue.next_offset = max(queue.next_offset - 1, 0)
+
+    return settle
+
+
+def _index_forgets_at_a_new_file(real: Any) -> Any:
+    def put(
+        self: KeyIndex, topic: str, keys: list[str], log_offset: int, store_ms: int, now_ms: int
+    ) -> None:
+        if self.items and self.items[-1].is_full:
+            self._add(now_ms)
+            return
+        real(self, topic, keys, log_offset, store_ms, now_ms)
+
+    return put
+
+
+def _unit_of_the_next_record(real: Any) -> Any:
+    """Now and then a unit tells a size that is not its record's."""
+
+    def put(self: ConsumeQueue, index: int, log_offset: int, size: int, tags_code: int) -> bool:
+        return bool(real(self, index, log_offset, size + (index % 50 == 49), tags_code))
+
+    return put
+
+
+def _forget_brokers(real: Any) -> Any:
+    """The name server takes any lost connection for the broker's own."""
+
+    def keys_of(self: Routes, conn: Any) -> Any:
+        return real(self, conn) or list(self.members)
+
+    return keys_of
+
+
+def _dispatch_all(real: Any) -> Any:
+    return property(lambda self: self._log.write_at)
+
+
+def _keep_tail_of_log(real: Any) -> Any:
+    """Recovery believes what it read, without making it durable."""
+
+    def cut(self: Recovery, end: int, report: Any, *, is_clean: bool) -> None:
+        segment = self._log.segments.find(end)
+        if segment is not None:
+            segment.zero_from(end - segment.start, is_durable=False)
+
+    return cut
+
+
+MUTANTS = (
+    Mutant(
+        "ack before durable",
+        (_method(Broker, "acknowledge", _ack_at_once),),
+        within=10,
+        flush="SYNC_FLUSH",
+        always=("power", "slow_sync"),
+    ),
+    Mutant(
+        "skip CRC at recovery",
+        (lambda: mock.patch.object(commit_log.record, "scan", _no_crc(commit_log.record.scan)),),
+        within=20,
+        always=("power", "everything", "flip"),
+    ),
+    Mutant(
+        "queue unit before record",
+        (_method(Store, "_dispatch_limit", _dispatch_all),),
+        within=20,
+        flush="SYNC_FLUSH",
+        always=("power", "slow_sync"),
+    ),
+    Mutant(
+        "offset commit beyond end",
+        (_method(Offsets, "commit", _commit_one_more),),
+        within=5,
+    ),
+    Mutant(
+        "drop a parked reply",
+        (_method(Broker, "_release_flushed", _forget_third_parked),),
+        within=20,
+        flush="SYNC_FLUSH",
+    ),
+    Mutant(
+        "a flush proves what was written meanwhile",
+        (_method(FlushPlan, "done", _prove_what_is_written_now),),
+        within=30,
+        flush="SYNC_FLUSH",
+        always=("power", "slow_sync"),
+    ),
+    Mutant(
+        "go on after a failed sync",
+        (_method(Store, "flush_failed", _believe_a_failed_flush),),
+        within=20,
+        flush="SYNC_FLUSH",
+        always=("power", "failed_sync"),
+    ),
+    Mutant(
+        "recovery leaves stale bytes behind the end",
+        (_method(Segment, "zero_from", _leave_stale_bytes),),
+        within=60,
+        always=("power", "everything"),
+    ),
+    Mutant(
+        "numbers given twice after recovery",
+        (_method(Recovery, "_settle", _number_from_units),),
+        within=5,
+        always=("kill",),
+    ),
+    Mutant(
+        "index loses a key at each new file",
+        (_method(KeyIndex, "put", _index_forgets_at_a_new_file),),
+        within=10,
+    ),
+    Mutant(
+        "groups keep offsets beyond a cut end",
+        (_method(Broker, "_clamp_offsets", _no_clamp),),
+        within=60,
+        flush="ASYNC_FLUSH",
+        always=("power",),
+    ),
+    Mutant(
+        "a held pull is never answered",
+        (_method(Holds, "due", _lose_due_holds),),
+        within=10,
+    ),
+    Mutant(
+        "units with a wrong size",
+        (_method(ConsumeQueue, "put", _unit_of_the_next_record),),
+        within=10,
+    ),
+    Mutant(
+        "any lost connection removes all brokers",
+        (_method(Routes, "keys_of", _forget_brokers),),
+        within=20,
+        always=("client_kill", "reset"),
+    ),
+    Mutant(
+        "recovery does not sync what it keeps",
+        (_method(Recovery, "_cut_log", _keep_tail_of_log),),
+        within=60,
+        always=("kill", "power"),
+    ),
+)
+
