@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup demo test check interop crash bench docs lock clean
+.PHONY: help setup demo test check interop crash sim bench docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, 
 
 crash: $(STAMP) ## kill -9 under load, 50 times in each flush mode
 	COMETMQ_KILLS=$${KILLS:-50} $(PY) -m pytest -q tests/crash $(ARGS)
+
+sim: $(STAMP) ## the simulated cluster: SEED=n for one seed, else fresh seeds for SECONDS (60)
+	$(PY) -m cometmq.testing.simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
 
 bench: $(STAMP) ## measure sends and pulls; a line a run in benchmarks/results
 	$(PY) benchmarks/wire.py $(ARGS)

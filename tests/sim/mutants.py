@@ -17,6 +17,7 @@ from cometmq.broker.broker import Broker
 from cometmq.broker.holds import Holds
 from cometmq.broker.offsets import Offsets
 from cometmq.nameserver.routes import Routes
+from cometmq.nameserver.settings import Settings
 from cometmq.ports import Out
 from cometmq.requests import Call, Reply
 from cometmq.store import commit_log
@@ -175,18 +176,38 @@ def _keep_tail_of_log(real: Any) -> Any:
     return cut
 
 
+def _drop_before_units_are_safe(real: Any) -> Any:
+    """Cleaning asks whether the log is durable, and not whether its queues are."""
+
+    def clean(self: Store, now_ms: int, force: bool = False) -> Any:
+        self._flush.queues_at = self._log.flushed_at
+        return real(self, now_ms, force)
+
+    return clean
+
+
+def _forget_settings(real: Any) -> Any:
+    """The name server answers before its file is written."""
+
+    def when_saved(self: Settings, call: Call, is_changed: bool) -> Any:
+        real(self, call, is_changed)
+        return Reply()
+
+    return when_saved
+
+
 MUTANTS = (
     Mutant(
         "ack before durable",
         (_method(Broker, "acknowledge", _ack_at_once),),
-        within=10,
+        within=20,
         flush="SYNC_FLUSH",
         always=("power", "slow_sync"),
     ),
     Mutant(
         "skip CRC at recovery",
         (lambda: mock.patch.object(commit_log.record, "scan", _no_crc(commit_log.record.scan)),),
-        within=20,
+        within=40,
         always=("power", "everything", "flip"),
     ),
     Mutant(
@@ -204,27 +225,27 @@ MUTANTS = (
     Mutant(
         "drop a parked reply",
         (_method(Broker, "_release_flushed", _forget_third_parked),),
-        within=20,
+        within=10,
         flush="SYNC_FLUSH",
     ),
     Mutant(
         "a flush proves what was written meanwhile",
         (_method(FlushPlan, "done", _prove_what_is_written_now),),
-        within=30,
+        within=50,
         flush="SYNC_FLUSH",
         always=("power", "slow_sync"),
     ),
     Mutant(
         "go on after a failed sync",
         (_method(Store, "flush_failed", _believe_a_failed_flush),),
-        within=20,
+        within=10,
         flush="SYNC_FLUSH",
         always=("power", "failed_sync"),
     ),
     Mutant(
         "recovery leaves stale bytes behind the end",
         (_method(Segment, "zero_from", _leave_stale_bytes),),
-        within=60,
+        within=30,
         always=("power", "everything"),
     ),
     Mutant(
@@ -241,31 +262,42 @@ MUTANTS = (
     Mutant(
         "groups keep offsets beyond a cut end",
         (_method(Broker, "_clamp_offsets", _no_clamp),),
-        within=60,
+        within=30,
         flush="ASYNC_FLUSH",
         always=("power",),
     ),
     Mutant(
         "a held pull is never answered",
         (_method(Holds, "due", _lose_due_holds),),
-        within=10,
+        within=20,
     ),
     Mutant(
         "units with a wrong size",
         (_method(ConsumeQueue, "put", _unit_of_the_next_record),),
-        within=10,
+        within=20,
     ),
     Mutant(
         "any lost connection removes all brokers",
         (_method(Routes, "keys_of", _forget_brokers),),
-        within=20,
+        within=10,
         always=("client_kill", "reset"),
+    ),
+    Mutant(
+        "log files dropped before their units are safe",
+        (_method(Store, "clean", _drop_before_units_are_safe),),
+        within=60,
+        always=("fill", "power", "everything"),
+    ),
+    Mutant(
+        "a name server's settings acknowledged before they are saved",
+        (_method(Settings, "_when_saved", _forget_settings),),
+        within=20,
+        always=("everything", "slow_sync"),
     ),
     Mutant(
         "recovery does not sync what it keeps",
         (_method(Recovery, "_cut_log", _keep_tail_of_log),),
-        within=60,
+        within=20,
         always=("kill", "power"),
     ),
 )
-

@@ -51,6 +51,12 @@ class Checkpoint:
             self.index_ms = min(self.index_ms, log_ms)
             self._write()
 
+    def rewind_queues(self, queues_ms: int) -> None:
+        """Units from this time on are about to be written again, and are not durable until then."""
+        if self.queues_ms > queues_ms:
+            self.queues_ms = max(queues_ms, 0)
+            self._write()
+
     def _write(self) -> None:
         _FIELDS.pack_into(
             self._mapped.buffer,

@@ -37,6 +37,9 @@ class RealFiles:
         self._failed: dict[str, str] = {}
         # Folders that must be synced before a new file in them can be called durable.
         self._unsynced_folders: dict[str, list[str]] = {}
+        # Folders that this process has synced. A file found here may have been made by one that
+        # was killed before it synced the folder: its first sync here makes up for that.
+        self._synced_folders: set[str] = set()
         self._lock_fds: list[int] = []
         _raise_open_file_limit()
 
@@ -220,12 +223,23 @@ class RealFiles:
                 os.fsync(fd)
             else:
                 os.fdatasync(fd)
-            for folder in self._unsynced_folders.pop(name, ()):
+            for folder in self._folders_to_sync(name):
                 with contextlib.suppress(FileNotFoundError):  # its topic was deleted meanwhile
                     _sync_folder(folder)
+                    self._synced_folders.add(folder)
         except OSError as error:
             self._failed[name] = str(error)
             raise
+
+    def _folders_to_sync(self, name: str) -> list[str]:
+        """Those that changed for a new file; of an old one those that we never synced."""
+        changed = self._unsynced_folders.pop(name, None)
+        if changed is not None:
+            return changed
+        chain = [os.path.dirname(self._path(name))]
+        while chain[-1] != self.root:
+            chain.append(os.path.dirname(chain[-1]))
+        return [folder for folder in chain if folder not in self._synced_folders]
 
     def _sync_name(self, name: str) -> None:
         try:

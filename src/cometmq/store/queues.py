@@ -60,9 +60,10 @@ class Queues:
         folder = queue_folder(topic, queue_id)
         segments = Segments(self.pool, folder, self._config.queue_file_bytes)
         queue = ConsumeQueue(topic, queue_id, segments, self.dirty)
-        retired = self._retired.pop((topic, queue_id), 0)
+        retired = self._retired.get((topic, queue_id), 0)
         if retired:
-            queue.restart(retired)
+            queue.restart(retired)  # OSError if there is no room: then the number stays known
+            del self._retired[topic, queue_id]
         self._queues[topic, queue_id] = queue
         self._ids.setdefault(topic, []).append(queue_id)
         return queue

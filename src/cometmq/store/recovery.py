@@ -141,11 +141,15 @@ class Recovery:
 
     def _unclean_start(self, report: Recovered) -> int:
         log.warning("unclean_stop action=recover")
-        queues_from = self._file_before(
+        believed_ms = (
             min(self._checkpoint.log_ms, self._checkpoint.queues_ms)
             - CLOCK_SLACK_MS
             - self._config.queue_flush_thorough_ms
         )
+        queues_from = self._file_before(believed_ms)
+        # What is cut was durable and, once written again, is not: who recovers after a kill that
+        # comes before the next flush must not begin any later than we do.
+        self._checkpoint.rewind_queues(believed_ms)
         self._cut_queues(queues_from, report)
         if self._index is None:
             return queues_from
@@ -186,6 +190,7 @@ class Recovery:
         if end is None:
             report.restarts += 1
             begin = self._log.segments.start
+            self._checkpoint.rewind_queues(0)
             self._cut_queues(begin, report)
             end = self._walk(begin, report, now_ms)
             assert end is not None, "a walk from the first file can't find a gap"

@@ -210,7 +210,10 @@ class Store:
             limit = layout.MAX_TOPIC_BYTES if is_retry else layout.MAX_PLAIN_TOPIC_BYTES
             if len(encoded.topic) > limit:
                 raise self._illegal("topic", len(encoded.topic), limit)
-            queue = self._queues.need(message.topic, message.queue_id)
+            try:
+                queue = self._queues.need(message.topic, message.queue_id)
+            except OSError as error:
+                raise StoreFull(f"no room for a queue file: {error}") from error
         return queue
 
     def _remember(
