@@ -12,7 +12,7 @@ from .processes import Child, ProcessError, tail
 from .servers import Server
 from .toolchain import Toolchain
 
-SCENARIO_LIMIT_S = 90
+SCENARIO_LIMIT_S = 150
 MQADMIN_LIMIT_S = 60
 # Most of an mqadmin run of 5.x is waiting for its own threads to end.
 MQADMIN_AT_ONCE = 4

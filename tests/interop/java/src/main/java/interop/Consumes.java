@@ -26,7 +26,7 @@ final class Consumes {
         seen.listenConcurrently(consumer);
         consumer.subscribe(run.topic, "*");
         consumer.start();
-        run.await("early messages pushed", 30, () -> seen.bodies().equals(sent));
+        run.await("early messages pushed", Run.PUSH_SECONDS, () -> seen.bodies().equals(sent));
 
         long before = System.nanoTime();
         sent.addAll(sendToAllQueues(run, "late", COUNT));
@@ -47,7 +47,7 @@ final class Consumes {
         seen.listenOrderly(consumer);
         consumer.subscribe(run.topic, "*");
         consumer.start();
-        run.await("early messages pushed", 40, () -> seen.count() == COUNT);
+        run.await("early messages pushed", Run.PUSH_SECONDS, () -> seen.count() == COUNT);
         sendToAllQueues(run, "late", COUNT);
         run.await("late messages pushed", 20, () -> seen.count() == 2 * COUNT);
 
@@ -79,7 +79,7 @@ final class Consumes {
         seen.listenConcurrently(consumer);
         consumer.subscribe(run.topic, "A || B");
         consumer.start();
-        run.await("all A and B pushed", 30, () -> seen.bodies().equals(wanted));
+        run.await("all A and B pushed", Run.PUSH_SECONDS, () -> seen.bodies().equals(wanted));
         for (MessageQueue queue : run.queues(run.topic)) {
             producer.send(Run.message(run.topic, "A", "", "last-" + queue.getQueueId()), queue);
             wanted.add("last-" + queue.getQueueId());
@@ -105,7 +105,7 @@ final class Consumes {
         }
         Set<String> sent = new TreeSet<>(sendToAllQueues(run, "all", COUNT));
         for (Seen seen : members) {
-            run.await("a member saw everything", 30, () -> seen.bodies().equals(sent));
+            run.await("a member saw everything", Run.PUSH_SECONDS, () -> seen.bodies().equals(sent));
             run.equal("messages of a member", COUNT, seen.count());
         }
         run.fact("members", members.size());

@@ -34,7 +34,7 @@ final class Core {
         seen.listenConcurrently(consumer);
         consumer.subscribe(run.topic, "tag");
         consumer.start();
-        run.await("all messages pushed", 30, () -> seen.bodies().size() == COUNT);
+        run.await("all messages pushed", Run.PUSH_SECONDS, () -> seen.bodies().size() == COUNT);
         run.equal("pushed bodies", sent, seen.bodies());
         run.await("offsets committed", 20, () -> Seen.committed(run, consumer) == COUNT);
 

@@ -100,14 +100,14 @@ final class Lookups {
         seen.listenConcurrently(consumer);
         consumer.subscribe(run.topic, "*");
         consumer.start();
-        run.await("everything seen once", 30, () -> seen.bodies().size() == 20);
+        run.await("everything seen once", Run.PUSH_SECONDS, () -> seen.bodies().size() == 20);
         run.await("offsets committed", 20, () -> Seen.committed(run, consumer) == 20);
 
         Map<MessageQueue, Long> reset =
             run.admin().resetOffsetByTimestamp(run.topic, run.group, pause, true);
         run.equal("queues reset", 2, reset.size());
         reset.forEach((queue, offset) -> run.equal("offset of " + queue, 5L, offset));
-        run.await("the late half seen again", 40,
+        run.await("the late half seen again", Run.PUSH_SECONDS,
             () -> late.stream().allMatch(body -> seen.times(body) == 2));
         run.await("offsets committed again", 20, () -> Seen.committed(run, consumer) == 20);
         for (String body : early) {

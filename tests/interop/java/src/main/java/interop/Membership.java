@@ -38,7 +38,7 @@ final class Membership {
             Set<String> theirs = collectLines(second);
             run.await("the members share the queues", 40, () -> owned(run, consumer) == QUEUES / 2);
             Set<String> shared = new TreeSet<>(Consumes.sendToAllQueues(run, "shared", COUNT));
-            run.await("all shared messages seen", 30, () -> {
+            run.await("all shared messages seen", Run.PUSH_SECONDS, () -> {
                 Set<String> union = new TreeSet<>(theirs);
                 union.addAll(mine.bodies());
                 return union.equals(shared);
@@ -52,7 +52,7 @@ final class Membership {
         run.await("the survivor owns all queues", 30, () -> owned(run, consumer) == QUEUES);
         run.fact("rebalanced_after_ms", (System.nanoTime() - died) / 1_000_000);
         List<String> alone = Consumes.sendToAllQueues(run, "alone", COUNT);
-        run.await("the survivor sees everything", 30, () -> mine.bodies().containsAll(alone));
+        run.await("the survivor sees everything", Run.PUSH_SECONDS, () -> mine.bodies().containsAll(alone));
         run.fact("survivor_saw", mine.bodies().size());
     }
 

@@ -32,6 +32,13 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
  * opened. Clients never retry and wait long, so that a slow machine makes no duplicates.
  */
 final class Run {
+    /**
+     * How long a push consumer may take. A rebalance gives its subscription a new version and tells
+     * it by a heartbeat; if the periodic heartbeat is under way just then, the client leaves that one
+     * out, and the broker refuses its pulls until the next, 30 s later.
+     */
+    static final int PUSH_SECONDS = 50;
+
     static final int READ_WRITE = 6;
     private static final int REQUEST_TIMEOUT_MS = 15_000;
     private static final int CLOSE_TIMEOUT_MS = 1_500;

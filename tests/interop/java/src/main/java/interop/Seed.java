@@ -23,7 +23,7 @@ final class Seed {
         seen.listenConcurrently(consumer);
         consumer.subscribe(run.topic, "*");
         consumer.start();
-        run.await("everything seen", 30, () -> seen.bodies().size() == COUNT);
+        run.await("everything seen", Run.PUSH_SECONDS, () -> seen.bodies().size() == COUNT);
         run.await("offsets committed", 20, () -> Seen.committed(run, consumer) == COUNT);
         String key = "key-" + (COUNT - 1);
         run.await("last message indexed", 15, () -> run.admin().queryMessage(
