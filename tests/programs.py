@@ -34,9 +34,14 @@ SMALL = {
 class Program:
     """One `cometmq` process."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        launcher: tuple[str, ...] = ("-m", "cometmq"),
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cometmq", *arguments],
+            [sys.executable, *launcher, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -44,11 +49,14 @@ class Program:
         )
         self.errors: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
+        self._pumps: list[threading.Thread] = []
         for stream, take in (
             (self.process.stdout, self._lines.put),
             (self.process.stderr, self.errors.append),
         ):
-            threading.Thread(target=self._pump, args=(stream, take), daemon=True).start()
+            pump = threading.Thread(target=self._pump, args=(stream, take), daemon=True)
+            pump.start()
+            self._pumps.append(pump)
         self.places: dict[str, str] = {}
 
     @staticmethod
@@ -107,6 +115,8 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+        for pump in self._pumps:
+            pump.join(5)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
@@ -125,10 +135,12 @@ def send(
     queue_id: int = 0,
     tag: str = "",
     keys: str = "",
+    unique: str = "",
     code: int = RequestCode.SEND_MESSAGE_V2,
 ) -> Frame:
     """One send; the answer, whatever its code."""
-    table = {name: value for name, value in (("TAGS", tag), ("KEYS", keys)) if value}
+    pairs = (("TAGS", tag), ("KEYS", keys), ("UNIQ_KEY", unique))
+    table = {name: value for name, value in pairs if value}
     header = headers.SendHeader(
         producerGroup="test-producer",
         topic=topic,

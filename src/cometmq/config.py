@@ -78,9 +78,16 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     flush_interval_ms: int = 500
     flush_least_pages: int = 4
     flush_thorough_ms: int = 10_000
+    max_unflushed_bytes: int = 0
     queue_flush_interval_ms: int = 1_000
     queue_flush_least_pages: int = 2
     queue_flush_thorough_ms: int = 60_000
+    is_staged: bool = False
+    stage_count: int = 5
+    stage_bytes: int = 32 * MIB
+    commit_interval_ms: int = 200
+    commit_least_pages: int = 4
+    commit_thorough_ms: int = 200
     file_reserved_hours: int = 72
     delete_when: str = "04"
     disk_max_used_percent: int = 75
@@ -93,6 +100,8 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     is_durable_cut_allowed: bool = False
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     # limits of the server
+    is_compiled_path_enabled: bool = True
+    max_open_queue_files: int = 0
     max_connections: int = 10_000
     max_frame_bytes: int = 16 * MIB
     max_queued_frames: int = 10_000
@@ -167,13 +176,14 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("startAcceptSendRequestTimeStamp", "accept_sends_from_ms", "refuse sends before this time (ms)", 0, is_live=True),
     Key("maxMessageSize", "max_message_bytes", "largest body in bytes", 1, 512 * MIB, is_live=True),
     Key("waitTimeMillsInSendQueue", "send_queue_wait_ms", "a send that waited longer is refused as busy", 1, 600_000, is_live=True),
-    Key("osPageCacheBusyTimeOutMills", "append_stall_ms", "an append that took longer makes sends busy", 1, 600_000, is_live=True),
+    Key("osPageCacheBusyTimeOutMills", "append_stall_ms", "an append or a flush that took longer makes sends busy", 1, 600_000, is_live=True),
     Key("brokerFastFailureEnable", "is_fast_failure_enabled", "refuse sends that waited too long", is_live=True),
     Key("rejectTransactionMessage", "rejects_transactions", "refuse half messages", is_live=True),
     Key("syncFlushTimeout", "sync_flush_timeout_ms", "ms until a synchronous flush answers FLUSH_DISK_TIMEOUT", 1, 600_000, is_live=True),
     Key("longPollingEnable", "is_long_polling_enabled", "hold pulls until a message arrives", is_live=True),
     Key("shortPollingTimeMills", "short_polling_ms", "hold in ms when long polling is off", 1, 600_000, is_live=True),
     Key("litePullMessageEnable", "is_lite_pull_enabled", "serve lite pull consumers", is_live=True),
+    Key("compiledPathEnable", "is_compiled_path_enabled", "serve ordinary sends and pulls by compiled code where it was built", is_ours=True),
     Key("maxParkedPulls", "max_parked_pulls", "held pulls at most; one more is answered at once", 1, is_ours=True),
     Key("maxTransferCountOnMessageInMemory", "max_pull_count_memory", "messages per pull, recent data", 1, 100_000, is_live=True),
     Key("maxTransferBytesOnMessageInMemory", "max_pull_bytes_memory", "bytes per pull, recent data", 1, 128 * MIB, is_live=True),
@@ -192,9 +202,16 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("flushIntervalCommitLog", "flush_interval_ms", "ms between asynchronous flushes", 1, 600_000),
     Key("flushCommitLogLeastPages", "flush_least_pages", "dirty 4 KiB pages that make a flush worth it", 0, 1_000_000),
     Key("flushCommitLogThoroughInterval", "flush_thorough_ms", "ms after which anything dirty is flushed", 1, 3_600_000),
+    Key("maxUnflushedBytes", "max_unflushed_bytes", "ASYNC_FLUSH: with more than this not on disk a stalled flush makes sends busy; 0: a twentieth of RAM", 0, is_ours=True),
     Key("flushIntervalConsumeQueue", "queue_flush_interval_ms", "ms between flushes of consume queues", 1, 600_000),
     Key("flushConsumeQueueLeastPages", "queue_flush_least_pages", "dirty pages that make it worth it", 0, 1_000_000),
     Key("flushConsumeQueueThoroughInterval", "queue_flush_thorough_ms", "ms after which all queues are flushed", 1, 3_600_000),
+    Key("transientStorePoolEnable", "is_staged", "write messages to locked memory first and commit them to the page cache in batches: sends don't wait for a busy page cache. A killed process loses acknowledged messages of about the last 200 ms; consumers see a message once it is committed. Only with ASYNC_FLUSH"),
+    Key("transientStorePoolSize", "stage_count", "buffers of such memory; with all of them uncommitted, sends are refused as busy", 2, 1000),
+    Key("transientStorePoolBytes", "stage_bytes", "bytes per buffer; RocketMQ takes a whole commit-log file", 65_536, 1024 * MIB, is_ours=True),
+    Key("commitIntervalCommitLog", "commit_interval_ms", "ms between commits of less than commitCommitLogLeastPages", 1, 600_000),
+    Key("commitCommitLogLeastPages", "commit_least_pages", "uncommitted 4 KiB pages that are committed at once", 0, 1_000_000),
+    Key("commitCommitLogThoroughInterval", "commit_thorough_ms", "ms after which anything uncommitted is committed, if longer than commitIntervalCommitLog", 1, 600_000),
     Key("fileReservedTime", "file_reserved_hours", "hours that a log file is kept", 1, 876_000, is_live=True),
     Key("deleteWhen", "delete_when", "hours of the day for deleting, `04` or `04;16`", is_live=True),
     Key("diskMaxUsedSpaceRatio", "disk_max_used_percent", "above: delete expired files at any hour", 10, 95, is_live=True),
@@ -206,6 +223,7 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
     Key("cutDamagedLogEnable", "is_durable_cut_allowed", "recovery may cut durable messages behind a damaged place", is_ours=True),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
+    Key("maxOpenQueueFiles", "max_open_queue_files", "consume-queue files in memory at once, others are opened when needed; 0: 48000, or what vm.max_map_count allows", 0, 10_000_000, is_ours=True),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
     Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
     Key("maxQueuedFrames", "max_queued_frames", "requests of one connection waiting at most", 1, is_ours=True),
@@ -248,7 +266,6 @@ IDLE_BROKER_KEYS = frozenset(
     clientOnewaySemaphoreValue clientWorkerThreads compatibleWithOldNameSrv compressedRegister
     configBlackList configManagerVersion consumerFallbehindThreshold consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity consumerOffsetUpdateVersionStep controllerAddr
-    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
     dLegerGroup dLegerPeers dLegerSelfId defaultMessageRequestMode defaultPopShareQueueNum
     defaultQueryMaxNum deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
     destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
@@ -286,8 +303,8 @@ IDLE_BROKER_KEYS = frozenset(
     storeReplyMessageEnable storeType subscriptionExpiredTimeout syncFromLastFile timerFlushIntervalMs
     timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas
     transactionCheckInterval transactionCheckMax transactionOpBatchInterval
-    transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap transientStorePoolEnable
-    transientStorePoolSize travelCqFileNumWhenGetMessage useServerSideResetOffset useEpollNativeSelector
+    transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap
+    travelCqFileNumWhenGetMessage useServerSideResetOffset useEpollNativeSelector
     useReentrantLockWhenPutMessage validateSystemTopicWhenUpdateTopic
     waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
     waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInTransactionQueue
@@ -440,6 +457,20 @@ def _check_whole(config: BrokerConfig | NameServerConfig, source: str) -> None:
         raise ConfigError(
             f"{source}: maxMessageSize={config.max_message_bytes} does not fit a frame of "
             f"maxFrameBytes={config.max_frame_bytes}"
+        )
+    if 0 < config.max_open_queue_files < 4:
+        raise ConfigError(
+            f"{source}: maxOpenQueueFiles={config.max_open_queue_files} must be 0 or at least 4"
+        )
+    if config.is_staged and config.flush != "ASYNC_FLUSH":
+        raise ConfigError(
+            f"{source}: transientStorePoolEnable=true needs flushDiskType=ASYNC_FLUSH, not "
+            f"{config.flush}: what is only in memory can't be promised to be on disk"
+        )
+    if config.is_staged and config.max_message_bytes + 65 * 1024 > config.stage_bytes:
+        raise ConfigError(
+            f"{source}: transientStorePoolBytes={config.stage_bytes} must be at least "
+            f"maxMessageSize + 66560, here {config.max_message_bytes + 65 * 1024}"
         )
     for hour in config.delete_when.split(";"):
         if not hour.isascii() or not hour.isdigit() or not 0 <= int(hour) <= 23:

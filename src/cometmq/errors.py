@@ -78,6 +78,12 @@ class StoreFull(StoreError):
     """No room, or a limit of the store is reached; nothing was written."""
 
 
+class StoreBusy(StoreError):
+    """The store can't take more at this moment; nothing was written, and soon it can."""
+
+    retriable = True
+
+
 class MessageIllegal(StoreError):
     """A message breaks a limit of the store (body, properties, topic); nothing was written."""
 

@@ -47,7 +47,8 @@ class Send(msgspec.Struct, gc=False):
 
 
 class Flush(msgspec.Struct, gc=False):
-    """Make these files durable, off the loop, in order. At most one outstanding per `kind`."""
+    """Make these files durable, off the loop, in order. At most one outstanding per `kind`; the
+    kinds `commit` (which writes bytes and makes nothing durable) and `log` share one thread."""
 
     kind: str
     targets: Sequence[SyncTarget]
@@ -86,6 +87,10 @@ class Core(Protocol):
     def opened(self, conn: ConnId, peer: Peer, now_ms: int, out: Out) -> None: ...
     def handle(self, conn: ConnId, frame: Frame, waited_ms: int, now_ms: int, out: Out) -> None:
         """One frame; `waited_ms` is how long it lay in our own queue."""
+
+    def receive(self, conn: ConnId, data: bytes, now_ms: int, out: Out) -> tuple[int, int]:
+        """Bytes as they come, before they are cut into frames: a core may take whole frames from
+        the front and do at once what `handle` would. Returns how many bytes and frames it took."""
 
     def settle(self, now_ms: int, out: Out) -> None:
         """Once after a batch of frames: dispatch, wake what waits, ask to flush."""
@@ -142,8 +147,22 @@ class Files(Protocol):
     def map(self, name: str, size: int) -> MappedFile:
         """Map for reading and writing; created sparse at `size` if missing."""
 
+    @property
+    def queue_map_limit(self) -> int:
+        """How many files of consume queues the system lets us map at once."""
+
     def target(self, name: str) -> SyncTarget:
         """Make a file durable by name, mapped or not; one that is gone by then counts as done."""
+
+    def stage(self, size: int) -> memoryview:
+        """Zeroed memory of this process alone, kept from being swapped out where that can be."""
+
+    def writing(self, name: str, at: int, data: memoryview) -> SyncTarget:
+        """Its sync() writes `data` into an existing file from byte `at` on, all of it or OSError.
+        A mapping of the file shows it at once; it is not durable by that."""
+
+    def making(self, name: str, size: int) -> SyncTarget:
+        """Its sync() creates a file ahead of its first use, as map would; not durable by that."""
 
     def zero_from(self, name: str, at: int, size: int, *, is_durable: bool = True) -> None:
         """Turn bytes [at, size) into zeros without touching the rest. Not while mapped."""

@@ -78,6 +78,7 @@ class ServeStats(msgspec.Struct):
     """Counts of what `serve` saw."""
 
     requests: int = 0
+    compiled: int = 0  # of these, done by the compiled path
     refused: int = 0
     unsupported: int = 0
     bugs: int = 0

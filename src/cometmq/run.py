@@ -17,10 +17,11 @@ import sys
 from collections.abc import Coroutine
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cometmq import _fast
 from cometmq.broker.broker import Broker, Identity, store_config
 from cometmq.config import BrokerConfig, NameServerConfig
 from cometmq.errors import CometError, ConfigError
@@ -30,6 +31,9 @@ from cometmq.net.driver import Driver, Limits
 from cometmq.store.files import RealFiles
 from cometmq.store.store import Store
 from cometmq.wire.bodies import GroupConfig, TopicConfig
+
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot
 
 log = logging.getLogger("cometmq.run")
 
@@ -164,6 +168,18 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _compiled_path(config: BrokerConfig) -> Hot | None:
+    """The compiled path if it is there and wanted; the log says which path runs, and why."""
+    module, why_not = _fast.load()
+    if not config.is_compiled_path_enabled:
+        why_not = "compiledPathEnable=false"
+    if module is None or why_not:
+        log.info("path=plain reason=%s", why_not)
+        return None
+    log.info("path=compiled")
+    return module.Hot()  # type: ignore[no-any-return]
+
+
 class RunningNameServer:
     """A name server on its socket."""
 
@@ -200,7 +216,9 @@ class RunningBroker:
         self.address = _text(host, port)
         files = RealFiles(Path(config.store_path))
         in_memory = _memory_bytes() * config.in_memory_ratio_percent // 100
-        store = Store.open(files, store_config(config, in_memory), clock(), str(os.getpid()))
+        hot = _compiled_path(config)
+        self.path = "plain" if hot is None else "compiled"
+        store = Store.open(files, store_config(config, in_memory), clock(), str(os.getpid()), hot)
         try:
             node = int.from_bytes(os.urandom(4), "big")
             identity = Identity(host, port, os.getpid(), node)
@@ -251,7 +269,12 @@ async def up(namesrv: NameServerConfig, broker: BrokerConfig) -> None:
         try:
             await running.start()
             await running.registered()
-            _ready(namesrv=name_server.address, broker=running.address, store=broker.store_path)
+            _ready(
+                namesrv=name_server.address,
+                broker=running.address,
+                store=broker.store_path,
+                path=running.path,
+            )
             check = asyncio.create_task(_warn_if_unreachable(running.address))
             await stopped.wait()
             check.cancel()
@@ -284,7 +307,12 @@ async def broker_alone(
     try:
         await running.start()
         await running.registered()
-        _ready(broker=running.address, store=config.store_path, namesrv=config.namesrv or "none")
+        _ready(
+            broker=running.address,
+            store=config.store_path,
+            namesrv=config.namesrv or "none",
+            path=running.path,
+        )
         check = asyncio.create_task(_warn_if_unreachable(running.address))
         await stopped.wait()
         check.cancel()

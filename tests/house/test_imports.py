@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -79,9 +80,22 @@ def test_a_module_imports_only_what_the_map_allows(path: Path) -> None:
 
 def test_the_map_has_a_row_for_everything_and_no_row_for_nothing() -> None:
     modules = [_module(path) for path in _files()]
+    modules += [f"_fast.{path.stem}" for path in _compiled()]
     assert len(RULES) >= 10
     for pattern, _, _ in RULES:
         assert any(fnmatchcase(module, pattern) for module in modules), f"no file for {pattern}"
+
+
+def _compiled() -> list[Path]:
+    return sorted(path for path in (SOURCE / "_fast").iterdir() if path.suffix in (".pyx", ".pxd"))
+
+
+@pytest.mark.parametrize("path", _compiled(), ids=lambda path: path.name)
+def test_the_compiled_path_imports_nothing_of_ours(path: Path) -> None:
+    _, allowed, _ = _rule_for(f"_fast.{path.stem}")
+    assert allowed == ["_fast.*"]
+    for name in re.findall(r"^\s*(?:from|cimport|import) +(\S+)", path.read_text(), re.MULTILINE):
+        assert name.startswith(("cometmq._fast.", "cpython.", "libc.")), f"{path.name}: {name}"
 
 
 def test_every_file_says_what_it_owns() -> None:

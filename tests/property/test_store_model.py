@@ -1,6 +1,7 @@
 """The store against a list: whatever is done to it, in any order, it holds what a list would.
 
-The model is one list of messages in log order. A kill keeps all of it; a power loss keeps a prefix
+The model is one list of messages in log order. A kill keeps all of it (staged: a prefix that covers
+what was committed); a power loss keeps a prefix
 that covers all that was flushed; cleaning drops from the front. After each step everything that a
 reader can ask is compared.
 """
@@ -20,7 +21,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "unit" / "store"))
 
 from fake_disk import T0, FakeFiles, small
 
+from cometmq.errors import StoreBusy
 from cometmq.message import NewMessage
+from cometmq.ports import Flush
 from cometmq.store.layout import StoreConfig
 from cometmq.store.results import FetchStatus
 from cometmq.store.store import Store
@@ -56,12 +59,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.dispatched = 0  # how many of `sent` are visible
         self.now = T0
         self.count = 0
+        self.under_way: list[Flush] = []
 
-    @initialize(is_sync=st.booleans(), thorough_ms=st.sampled_from((10, 60_000)))
-    def start(self, is_sync: bool, thorough_ms: int) -> None:
+    @initialize(
+        mode=st.sampled_from(("async", "sync", "staged")),
+        thorough_ms=st.sampled_from((10, 60_000)),
+        stage_bytes=st.sampled_from((1100, 4096)),
+    )
+    def start(self, mode: str, thorough_ms: int, stage_bytes: int) -> None:
         self.config = small(
             log_file_bytes=2048,
-            is_sync_flush=is_sync,
+            is_sync_flush=mode == "sync",
+            is_staged=mode == "staged",
+            stage_count=3,
+            stage_bytes=stage_bytes,
             queue_flush_thorough_ms=thorough_ms,
             queue_file_bytes=20 * 8,
             index_entries=16,
@@ -96,19 +107,32 @@ class StoreMachine(RuleBasedStateMachine):
         self.now += step_ms
         for size in sizes:
             message = self.new(queue, size, key)
-            done = self.store.append(message, self.now)
+            before = self.store.max_log_offset
+            try:
+                done = self.store.append(message, self.now)
+            except StoreBusy:
+                assert self.config.is_staged
+                assert self.store.max_log_offset == before > self.store.committed_offset
+                return
             self.note(message, done.queue_offset, done.store_ms, done.log_offset, done.end_offset)
 
-    @rule(queue=st.sampled_from(QUEUES), sizes=st.lists(st.integers(0, 200), max_size=5))
+    @rule(queue=st.sampled_from(QUEUES), sizes=st.lists(st.integers(0, 80), max_size=5))
     def append_batch(self, queue: tuple[str, int], sizes: list[int]) -> None:
         batch = [self.new(queue, size, "b") for size in sizes]
-        for message, done in zip(batch, self.store.append_batch(batch, self.now), strict=True):
+        try:
+            appended = self.store.append_batch(batch, self.now)
+        except StoreBusy:
+            assert self.config.is_staged
+            return
+        for message, done in zip(batch, appended, strict=True):
             self.note(message, done.queue_offset, done.store_ms, done.log_offset, done.end_offset)
 
     @rule()
     def dispatch(self) -> None:
         arrivals = self.store.dispatch(self.now)
-        limit = self.store.flushed_offset if self.config.is_sync_flush else 2**62
+        limit = self.store.committed_offset
+        if self.config.is_sync_flush:
+            limit = self.store.flushed_offset
         new = [s for s in self.sent[self.dispatched :] if s.end <= limit]
         assert [(a.topic, a.queue_id, a.queue_offset) for a in arrivals] == [
             (*s.queue, s.number) for s in new
@@ -118,14 +142,30 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(is_reported=st.booleans())
     def flush_log(self, is_reported: bool) -> None:
         self.now += 10_000
-        flush = self.store.take_flush(self.now)
-        if flush is not None:
+        self.end_flush()
+        while (flush := self.store.take_flush(self.now)) is not None:
             for target in flush.targets:
                 target.sync()
             if is_reported:
-                self.store.flushed("log", self.now)
+                self.store.flushed(flush.kind, self.now)
             else:
                 self.power_loss(self.count)  # dies with the disk ahead of what it knew
+                break
+
+    @rule(step_ms=st.sampled_from((0, 100, 600)))
+    def begin_flush(self, step_ms: int) -> None:
+        self.now += step_ms
+        flush = self.store.take_flush(self.now)
+        if flush is not None:
+            self.under_way.append(flush)
+
+    @rule()
+    def end_flush(self) -> None:
+        while self.under_way:
+            flush = self.under_way.pop(0)
+            for target in flush.targets:
+                target.sync()
+            self.store.flushed(flush.kind, self.now)
 
     @rule()
     def flush_queues(self) -> None:
@@ -139,19 +179,26 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store.close(self.now)
+        self.under_way.clear()
         assert "abort" not in self.files.seen
         self.store = Store.open(self.files, self.config, self.now)
         self.dispatched = len(self.sent)
 
     @rule()
     def kill(self) -> None:
+        self.under_way.clear()
+        committed = self.store.committed_offset
         self.files = self.files.copy()
         self.store = Store.open(self.files, self.config, self.now)
+        assert self.store.max_log_offset >= committed
+        self.sent = [s for s in self.sent if s.end <= self.store.max_log_offset]
         self.dispatched = len(self.sent)
-        assert self.store.max_log_offset >= (self.sent[-1].end if self.sent else 0)
+        if not self.config.is_staged:
+            assert committed >= (self.sent[-1].end if self.sent else 0)
 
     @rule(seed=st.integers(0, 2**32))
     def power_loss(self, seed: int) -> None:
+        self.under_way.clear()
         durable = self.store.flushed_offset
         self.files = self.files.crash(random.Random(seed))
         self.store = Store.open(self.files, self.config, self.now)
@@ -206,7 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
     def record_at(self, n: int) -> None:
         s = self.sent[n % len(self.sent)]
         found = self.store.record_at(s.begin)
-        if s.begin >= self.store.min_log_offset:
+        if self.store.min_log_offset <= s.begin < self.store.committed_offset:
             assert found is not None
             assert record.decode(found).body == s.body
         else:

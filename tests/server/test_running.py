@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from programs import SMALL, Program, pull_ext, read_queue, send, write_conf
-
+from cometmq import _fast
 from cometmq.client.remote import Remote
 from cometmq.wire import bodies, record
 from cometmq.wire.codes import RequestCode, ResponseCode
 from cometmq.wire.frame import ROCKETMQ
+from programs import SMALL, Program, pull_ext, read_queue, send, write_conf
 
 Up = Callable[..., Program]
 Start = Callable[..., Program]
@@ -21,7 +22,7 @@ Start = Callable[..., Program]
 
 def test_up_says_where_it_is_and_serves(up: Up, tmp_path: Path) -> None:
     program = up()
-    assert program.places.keys() == {"namesrv", "broker", "store"}
+    assert program.places.keys() == {"namesrv", "broker", "store", "path"}
     assert program.places["store"] == str(tmp_path / "store")
     with Remote(program.broker) as remote:
         answer = send(remote, "orders", b"hello", tag="paid")
@@ -31,6 +32,20 @@ def test_up_says_where_it_is_and_serves(up: Up, tmp_path: Path) -> None:
         route = remote.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
         assert b'"writeQueueNums":4' in route.body
     assert [m.body for m in read_queue(program.broker, "orders", 0)] == [b"hello"]
+
+
+def test_it_says_which_path_it_runs_and_both_serve(up: Up) -> None:
+    expected = "plain" if _fast.load()[0] is None else "compiled"
+    for conf, path in (({}, expected), ({"compiledPathEnable": "false"}, "plain")):
+        program = up(conf)
+        assert program.places["path"] == path
+        with Remote(program.broker) as remote:
+            for _ in range(20):
+                assert send(remote, "orders", b"hello", unique="U1").code == 0
+            figures = remote.call(RequestCode.GET_BROKER_RUNTIME_INFO, {}).body
+        compiled = int(json.loads(figures)["table"]["cometmqRequestsCompiled"])
+        assert compiled > 10 if path == "compiled" else compiled == 0
+        program.stop()
 
 
 def test_binary_headers_are_answered_in_binary(up: Up) -> None:

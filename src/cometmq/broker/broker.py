@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -23,23 +24,28 @@ from cometmq.broker.offsets import Offsets
 from cometmq.broker.registration import NameServers
 from cometmq.broker.requests import TABLE
 from cometmq.broker.state import StateFile
-from cometmq.broker.stats import Stats
+from cometmq.broker.stats import Stats, Traffic
+from cometmq.broker.teach import Teacher
 from cometmq.broker.topics import Topics
 from cometmq.config import BrokerConfig
-from cometmq.ports import Close, ConnId, Out, Peer
+from cometmq.ports import NEVER_MS, Close, ConnId, Out, Peer, Send
 from cometmq.requests import Call, Reply, ServeStats, serve
 from cometmq.store.layout import StoreConfig
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
 from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
-from cometmq.wire.codes import ResponseCode
-from cometmq.wire.frame import Frame
+from cometmq.wire.codes import Perm, ResponseCode
+from cometmq.wire.frame import Frame, FrameReader, encode_frame, frame_at, reply_to
+
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot
 
 log = logging.getLogger("cometmq.broker")
 
 BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
 EXPIRY_SCAN_MS = 10_000
+MOST_MIXED = 64  # frames of one read that may stand between ordinary ones; the rest waits its turn
 
 
 class _Parked(msgspec.Struct, eq=False):
@@ -50,6 +56,15 @@ class _Parked(msgspec.Struct, eq=False):
     call: Call
     reply: Reply
     topic: str
+
+
+class _ParkedAcks(msgspec.Struct, eq=False):
+    """Answers to sends of the compiled path, whole frames, of messages not on disk yet."""
+
+    end_offset: int
+    until_ms: int
+    conn: ConnId
+    acks: bytes
 
 
 class _Birth(msgspec.Struct, eq=False):
@@ -96,7 +111,8 @@ class Broker:
         self.address = _address(identity.host, identity.port)
         self.ha_address = _address(identity.host, identity.port + 1)
         self.peers: dict[ConnId, Peer] = {}
-        self.stats = Stats(now_ms)
+        self._hot = store.hot
+        self.stats = Stats(now_ms) if self._hot is None else Stats(now_ms, hot_traffic())
         self.served = ServeStats()
         self.topics = Topics(config, load_state(store.files, "config/topics.json"), now_ms)
         self.groups = GroupConfigs(
@@ -107,7 +123,7 @@ class Broker:
         )
         self.members = Members(config.max_groups)
         self.locks = QueueLocks()
-        self.holds = Holds(config.max_parked_pulls)
+        self.holds = Holds(config.max_parked_pulls, store.watch)
         self.name_servers = NameServers(_addresses(config.namesrv))
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
@@ -116,7 +132,7 @@ class Broker:
         self._files: dict[str, StateFile] = {
             one.name: one for one in (self.topics.file, self.groups.file, self.offsets.file)
         }
-        self._parked: deque[_Parked] = deque()
+        self._parked: deque[_Parked | _ParkedAcks] = deque()
         self._births: dict[str, _Birth] = {}
         self._forwarded: dict[int, _Forwarded] = {}
         self._opaque = 0
@@ -124,6 +140,10 @@ class Broker:
         self._unique_count = 0
         self._month: tuple[int, int] = (0, 0)
         self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
+        self.fed_ms = now_ms
+        self.is_plan_old = True  # `deadline_ms` may be too late: something has changed
+        self._planned_work = 0
+        self.teacher = None if self._hot is None else Teacher(self, self._hot)
         self._clamp_offsets(now_ms)
         self._derive()
         self.deadline_ms = now_ms
@@ -131,6 +151,7 @@ class Broker:
     def _derive(self) -> None:
         """What is computed once from the settings because every message needs it."""
         config = self.config
+        self._is_readable = bool(config.permission & Perm.READ)
         self.send_ext = {
             properties.REGION: config.region,
             properties.TRACE_ON: "true" if config.is_trace_on else "false",
@@ -138,6 +159,8 @@ class Broker:
         self.added_properties = properties.build(
             {**self.send_ext, properties.CLUSTER: config.cluster}
         )
+        if self.teacher is not None:
+            self.teacher.configure()
 
     def _clamp_offsets(self, now_ms: int) -> None:
         """After a crash a group may stand beyond what survived: put it at the end, and say so.
@@ -170,22 +193,80 @@ class Broker:
             self._plan(now_ms)
 
     def handle(self, conn: ConnId, frame: Frame, waited_ms: int, now_ms: int, out: Out) -> None:
+        self.is_plan_old = True
         if frame.is_response:
             self._answered(conn, frame, now_ms, out)
         else:
+            self.fold()  # whoever asks for figures gets all of them
             serve(self, TABLE, conn, frame, waited_ms, now_ms, out, self.served)
+
+    def receive(self, conn: ConnId, data: bytes, now_ms: int, out: Out) -> tuple[int, int]:
+        """Ordinary sends and pulls by the compiled path where there is one, others in between."""
+        hot = self._hot
+        if hot is None:
+            return 0, 0
+        at = frames = 0
+        for _ in range(MOST_MIXED):
+            stopped_at = self._feed(hot, conn, data, at, now_ms, out)
+            if stopped_at > at:
+                at = stopped_at
+                frames += hot.frames
+            if at == len(data) or hot.is_full:
+                break
+            found = frame_at(data, at, self.config.max_frame_bytes)
+            if found is None:
+                break
+            frame, at = found
+            frames += 1
+            self.handle(conn, frame, 0, now_ms, out)
+        return at, frames
+
+    def _feed(self, hot: Hot, conn: ConnId, data: bytes, at: int, now_ms: int, out: Out) -> int:
+        """The compiled path from byte `at` on; returns where it stopped."""
+        if self.stall_ms:
+            return at
+        self.fed_ms = now_ms
+        config = self.config
+        may_send = not self.is_stopping and now_ms >= config.accept_sends_from_ms
+        may_pull = self._is_readable and not self.offsets.resets
+        at = self.store.feed(data, at, self.peers[conn].packed, now_ms, may_send, may_pull)
+        replies = hot.take_replies()
+        if replies is not None:
+            out.append(Send(conn, replies))
+        acks = hot.take_acks()
+        if acks is not None:
+            until_ms = now_ms + config.sync_flush_timeout_ms
+            self._parked.append(_ParkedAcks(hot.write_at, until_ms, conn, acks))
+        return at
+
+    def fold(self) -> None:
+        """Bring our counters up to what the compiled path has done."""
+        if self._hot is None:
+            return
+        requests, put_count, put_bytes, pulls, get_count, get_bytes = self.store.fold()
+        self.served.requests += requests
+        self.served.compiled += requests
+        counters = self.stats.counters
+        counters.put_count += put_count
+        counters.put_bytes += put_bytes
+        counters.get_found += pulls
+        counters.get_count += get_count
+        counters.get_bytes += get_bytes
 
     def settle(self, now_ms: int, out: Out) -> None:
         """After a batch: feed queues, wake pulls, ask for flush and saves."""
         self.stall_ms = 0
         self.dispatch(now_ms, out)
-        flush = self.store.take_flush(now_ms)
+        store = self.store
+        flush = store.take_flush(now_ms)
         if flush is not None:
             out.append(flush)
-        self.topics.file.ask(now_ms, out)
-        self._plan(now_ms)
+        if self.is_plan_old or store.flush_work & ~self._planned_work:
+            self.topics.file.ask(now_ms, out)
+            self._plan(now_ms)
 
     def closed(self, conn: ConnId, now_ms: int, out: Out) -> None:
+        self.is_plan_old = True
         self.peers.pop(conn, None)
         self.holds.drop_connection(conn)
         if self.name_servers.closed(conn, now_ms):
@@ -199,13 +280,17 @@ class Broker:
         self._plan(now_ms)
 
     def flushed(self, kind: str, now_ms: int, out: Out) -> None:
+        self.is_plan_old = True
         self.store.flushed(kind, now_ms)
         if kind == "log":
             self._release_flushed(now_ms, out)
 
     def flush_failed(self, kind: str, reason: str, now_ms: int, out: Out) -> None:
         """The disk said no: nothing that waits is safe, and nothing new is accepted."""
+        self.is_plan_old = True
         self.store.flush_failed(kind, reason, now_ms)
+        if self.store.read_only_reason is None:
+            return  # a file that was to be made ahead
         log.critical(
             "flush failed kind=%s reason=%s: the store is read-only until restart", kind, reason
         )
@@ -216,13 +301,20 @@ class Broker:
             self.send_ext,
         )
         while self._parked:
-            self._parked.popleft().call.answer(failed, out)
+            parked = self._parked.popleft()
+            if isinstance(parked, _ParkedAcks):
+                for ack in FrameReader().feed(parked.acks):
+                    frame = reply_to(ack, failed.code, failed.remark, failed.ext)
+                    out.append(Send(parked.conn, encode_frame(frame)))
+            else:
+                parked.call.answer(failed, out)
         for birth in self._births.values():
             for call, reply in birth.waiting:
                 call.answer(failed if "msgId" in reply.ext else reply, out)
             birth.waiting = []
 
     def saved(self, name: str, reason: str | None, now_ms: int, out: Out) -> None:
+        self.is_plan_old = True
         self._files[name].done(reason, now_ms)
         if name == self.topics.file.name:
             self._release_births(now_ms, out)
@@ -232,6 +324,7 @@ class Broker:
         log.warning("stalled duration_ms=%d: one request held everything up", duration_ms)
 
     def tick(self, now_ms: int, out: Out) -> None:
+        self.fold()
         for hold in self.holds.due(now_ms):
             pull.resume(self, hold, now_ms, out)
         self._release_flushed(now_ms, out)
@@ -239,13 +332,19 @@ class Broker:
         self.name_servers.tick(self, now_ms, out)
         for opaque in [o for o, one in self._forwarded.items() if one.until_ms <= now_ms]:
             self._forward_failed(opaque, "the client did not answer in time", out)
+        next_file = self.store.take_next_file()
+        if next_file is not None:
+            out.append(next_file)
         queue_flush = self.store.take_queue_flush(now_ms)
         if queue_flush is not None:
             out.append(queue_flush)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=self.is_stopping)
         if now_ms >= self._next_expiry_ms:
+            late_ms = now_ms - self._next_expiry_ms
             self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
+            if late_ms > EXPIRY_SCAN_MS:  # the clock was set forward, or we did not run
+                self.members.forgive(late_ms, now_ms)
             self._expire(now_ms, out)
         if now_ms >= self.store.clean_due_ms:
             self.store.clean(now_ms)
@@ -294,6 +393,8 @@ class Broker:
 
     def _plan(self, now_ms: int) -> None:
         """When the next tick is needed."""
+        self.is_plan_old = False
+        self._planned_work = self.store.flush_work
         moments = [
             self.holds.next_ms,
             self.name_servers.next_ms,
@@ -349,21 +450,42 @@ class Broker:
         flushed = self.store.flushed_offset
         while self._parked:
             parked = self._parked[0]
-            if parked.end_offset > flushed:
-                if parked.until_ms > now_ms:
-                    return
+            is_late = parked.end_offset > flushed
+            if is_late and parked.until_ms > now_ms:
+                return
+            self._parked.popleft()
+            if isinstance(parked, _ParkedAcks):
+                out.append(Send(parked.conn, self._late(parked.acks) if is_late else parked.acks))
+                continue
+            if is_late:
                 self.stats.counters.flush_timeouts += 1
                 parked.reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-                parked.reply.remark = (
-                    f"stored, but not flushed to disk within {self.config.sync_flush_timeout_ms} "
-                    "ms (syncFlushTimeout)"
-                )
-            self._parked.popleft()
+                parked.reply.remark = self._late_remark
             birth = self._births.get(parked.topic)
             if birth is not None:
                 birth.waiting.append((parked.call, parked.reply))
             else:
                 parked.call.answer(parked.reply, out)
+
+    def _late(self, acks: bytes) -> bytes:
+        """The same answers, saying that the disk has not confirmed yet."""
+        frames = FrameReader().feed(acks)
+        self.stats.counters.flush_timeouts += len(frames)
+        for frame in frames:
+            frame.code = ResponseCode.FLUSH_DISK_TIMEOUT
+            frame.remark = self._late_remark
+        return b"".join(encode_frame(frame) for frame in frames)
+
+    @property
+    def _late_remark(self) -> str:
+        return (
+            f"stored, but not flushed to disk within {self.config.sync_flush_timeout_ms} "
+            "ms (syncFlushTimeout)"
+        )
+
+    def is_born(self, topic: str) -> bool:
+        """Whether a topic is so new that sends to it still wait for its name to be known."""
+        return topic in self._births
 
     def announce(self, topics: list[TopicConfig], now_ms: int, out: Out) -> None:
         """Tell the name servers of new or changed topics; their sends wait until they know."""
@@ -513,6 +635,15 @@ def store_config(config: BrokerConfig, in_memory_bytes: int) -> StoreConfig:
         queue_flush_interval_ms=config.queue_flush_interval_ms,
         queue_flush_least_pages=config.queue_flush_least_pages,
         queue_flush_thorough_ms=config.queue_flush_thorough_ms,
+        is_staged=config.is_staged,
+        stage_count=config.stage_count,
+        stage_bytes=config.stage_bytes,
+        commit_interval_ms=config.commit_interval_ms,
+        commit_least_pages=config.commit_least_pages,
+        commit_thorough_ms=config.commit_thorough_ms,
+        max_open_queue_files=config.max_open_queue_files,
+        stall_limit_ms=config.append_stall_ms if config.is_fast_failure_enabled else NEVER_MS,
+        max_unflushed_bytes=config.max_unflushed_bytes or in_memory_bytes // 8,
         max_message_bytes=config.max_message_bytes,
         max_fetch_count=config.max_pull_count_memory,
         max_fetch_bytes=config.max_pull_bytes_memory,
@@ -532,6 +663,13 @@ def store_config(config: BrokerConfig, in_memory_bytes: int) -> StoreConfig:
         is_durable_cut_allowed=config.is_durable_cut_allowed,
         delay_levels=config.delay_levels,
     )
+
+
+def hot_traffic() -> Callable[[], Traffic]:
+    """Makes counters that the compiled path adds to."""
+    from cometmq._fast import hot
+
+    return cast(Callable[[], Traffic], hot.Traffic)
 
 
 def _address(host: str, port: int) -> str:

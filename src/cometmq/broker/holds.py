@@ -8,6 +8,7 @@ the pull that follows never parks again.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,8 +35,9 @@ class Hold(msgspec.Struct, eq=False):
 class Holds:
     """All parked pulls of a broker, at most `limit`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, watch: Callable[[str, int, bool], None]) -> None:
         self.limit = limit
+        self._watch = watch  # told when the first hold of a queue comes and the last one goes
         self.count = 0
         self.refused_by_limit = 0
         self._queues: dict[_Key, list[Hold]] = {}
@@ -52,7 +54,12 @@ class Holds:
         self._next_id += 1
         self.count += 1
         self._holds[self._next_id] = hold
-        self._queues.setdefault((hold.topic, hold.queue_id), []).append(hold)
+        holds = self._queues.get((hold.topic, hold.queue_id))
+        if holds is None:
+            self._queues[hold.topic, hold.queue_id] = [hold]
+            self._watch(hold.topic, hold.queue_id, True)
+        else:
+            holds.append(hold)
         self._by_conn.setdefault(hold.call.conn, set()).add(self._next_id)
         heapq.heappush(self._deadlines, (hold.until_ms, self._next_id))
         return True
@@ -119,13 +126,13 @@ class Holds:
             return
         for hold in holds:
             hold.is_over = True
-        keys = {(hold.topic, hold.queue_id) for hold in holds}
+        keys = dict.fromkeys((hold.topic, hold.queue_id) for hold in holds)
         for key in keys:
             left = [hold for hold in self._queues.get(key, ()) if not hold.is_over]
             if left:
                 self._queues[key] = left
-            else:
-                self._queues.pop(key, None)
+            elif self._queues.pop(key, None) is not None:
+                self._watch(*key, False)
         for conn in {hold.call.conn for hold in holds}:
             ids = self._by_conn.get(conn, set())
             over = {one for one in ids if self._holds[one].is_over}

@@ -9,6 +9,7 @@ disagreement is logged once with both sides, counted, and shown in the group's s
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -82,6 +83,8 @@ class Members:
         self._by_conn: dict[ConnId, set[str]] = {}
         self._producer_groups: dict[ConnId, set[str]] = {}
         self.subscription_conflicts = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Told of whatever decides about a pull: subscriptions, filters, the message model."""
 
     # ---------------------------------------------------------------------------- consumers
 
@@ -96,7 +99,9 @@ class Members:
         if group is None:
             group = self.consumers[consumer.groupName] = ConsumerGroup(consumer.groupName)
         group.consume_type = consumer.consumeType
-        group.message_model = consumer.messageModel
+        if group.message_model != consumer.messageModel:
+            group.message_model = consumer.messageModel
+            self.on_change()
         group.consume_from = consumer.consumeFromWhere
         member = group.members.get(client.conn)
         is_new = member is None or member.client.client_id != client.client_id
@@ -153,8 +158,10 @@ class Members:
                 group.filters[one.topic] = wants[one.topic]
             else:
                 group.filters.pop(one.topic, None)
+            self.on_change()
         topics = {one.topic for one in wanted}
         for topic in [topic for topic in group.subscriptions if topic not in topics]:
+            self.on_change()
             log.info("unsubscribed group=%s topic=%s", group.name, topic)
             del group.subscriptions[topic]
             group.filters.pop(topic, None)
@@ -191,6 +198,7 @@ class Members:
         )
         if not group.members:
             del self.consumers[name]
+            self.on_change()
         return True
 
     # ---------------------------------------------------------------------------- producers
@@ -220,6 +228,15 @@ class Members:
             self.leave(name, conn)
         self._by_conn.pop(conn, None)
         return changed
+
+    def forgive(self, late_ms: int, now_ms: int) -> None:
+        """Time has jumped: nobody's heartbeat is older than it was before."""
+        for group in self.consumers.values():
+            for member in group.members.values():
+                member.client.seen_ms = min(member.client.seen_ms + late_ms, now_ms)
+        for producers in self.producers.values():
+            for client in producers.values():
+                client.seen_ms = min(client.seen_ms + late_ms, now_ms)
 
     def silent(self, before_ms: int) -> list[Client]:
         """Clients whose last heartbeat is older than this."""

@@ -168,6 +168,8 @@ def run(
     if fetched.count:
         stats.got(topic, group, fetched.count, len(fetched.body))
         broker.offsets.note_pull(topic, group, queue_id, fetched.next_offset)
+        if broker.teacher is not None and may_hold:
+            broker.teacher.pulled(header, wants, header.queueOffset)
     else:
         stats.counters.get_miss += 1
     return Reply(code, status.name, ext, fetched.body)

@@ -14,6 +14,7 @@ from cometmq.errors import (
     BodyError,
     MessageIllegal,
     RequestRefused,
+    StoreBusy,
     StoreError,
     StoreFull,
     StoreReadOnly,
@@ -84,6 +85,12 @@ def _check_busy(broker: Broker, call: Call) -> None:
             f"[PCBUSY_CLEAN_QUEUE] broker busy: the append before this one took "
             f"{broker.stall_ms} ms, limit {config.append_stall_ms} ms "
             "(osPageCacheBusyTimeOutMills)",
+        )
+    remark = broker.store.stall_remark(call.now_ms)
+    if remark is not None:
+        counters.busy_slow_disk += 1
+        raise RequestRefused(
+            ResponseCode.SYSTEM_BUSY, f"[PCBUSY_CLEAN_QUEUE] broker busy: {remark}"
         )
 
 
@@ -268,6 +275,8 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
     except StoreError as error:
         raise _refusal(error) from None
     broker.stats.put(header.topic, 1, stored.size)
+    if broker.teacher is not None:
+        broker.teacher.sent(header, topic, message.queue_id)
     ext = {
         **broker.send_ext,
         "msgId": message_id.offset_id(broker.store_host, stored.log_offset),
@@ -296,6 +305,8 @@ def _store_batch(
     except StoreError as error:
         raise _refusal(error) from None
     broker.stats.put(header.topic, len(stored), sum(one.size for one in stored))
+    if broker.teacher is not None:
+        broker.teacher.sent(header, topic, queue_id)
     ids = (message_id.offset_id(broker.store_host, one.log_offset) for one in stored)
     ext = {
         **broker.send_ext,
@@ -349,4 +360,6 @@ def _refusal(error: StoreError) -> RequestRefused:
         return RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error))
     if isinstance(error, (StoreFull, StoreReadOnly)):
         return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    if isinstance(error, StoreBusy):
+        return RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST] broker busy: {error}")
     return RequestRefused(ResponseCode.SYSTEM_ERROR, str(error))

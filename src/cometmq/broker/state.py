@@ -30,10 +30,14 @@ class StateFile:
         self._saved = 0
         self._saving: int | None = None
         self.due_ms = NEVER_MS
+        self.on_change: Callable[[], None] | None = None
+        """Told of every change, at once."""
 
     def changed(self, now_ms: int) -> int:
         """Mark dirty; returns the generation that includes this change."""
         self.generation += 1
+        if self.on_change is not None:
+            self.on_change()
         if self.due_ms == NEVER_MS:
             self.due_ms = now_ms + self._delay_ms
         return self.generation

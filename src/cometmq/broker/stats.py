@@ -7,6 +7,7 @@ somebody asks.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,6 +23,7 @@ class Counters(msgspec.Struct):
     put_failed: int = 0
     busy_queue_wait: int = 0
     busy_slow_append: int = 0
+    busy_slow_disk: int = 0
     get_found: int = 0
     get_miss: int = 0
     get_count: int = 0
@@ -44,8 +46,11 @@ _Sample = tuple[int, int, int, int, int]
 class Stats:
     """Counters, per-topic and per-group traffic, and samples for rates."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(
+        self, now_ms: int, make_traffic: Callable[[], Traffic] = lambda: Traffic()
+    ) -> None:
         self.boot_ms = now_ms
+        self._make_traffic = make_traffic
         self.counters = Counters()
         self.topics: dict[str, Traffic] = {}
         self.groups: dict[tuple[str, str], Traffic] = {}
@@ -87,9 +92,7 @@ class Stats:
     def put(self, topic: str, count: int, size: int) -> None:
         self.counters.put_count += count
         self.counters.put_bytes += size
-        traffic = self.topics.get(topic)
-        if traffic is None:
-            traffic = self.topics[topic] = Traffic()
+        traffic = self.of_topic(topic)
         traffic.count += count
         traffic.size += size
 
@@ -97,11 +100,21 @@ class Stats:
         self.counters.get_found += 1
         self.counters.get_count += count
         self.counters.get_bytes += size
-        traffic = self.groups.get((topic, group))
-        if traffic is None:
-            traffic = self.groups[topic, group] = Traffic()
+        traffic = self.of_group(topic, group)
         traffic.count += count
         traffic.size += size
+
+    def of_topic(self, topic: str) -> Traffic:
+        traffic = self.topics.get(topic)
+        if traffic is None:
+            traffic = self.topics[topic] = self._make_traffic()
+        return traffic
+
+    def of_group(self, topic: str, group: str) -> Traffic:
+        traffic = self.groups.get((topic, group))
+        if traffic is None:
+            traffic = self.groups[topic, group] = self._make_traffic()
+        return traffic
 
     def forget_topic(self, topic: str) -> None:
         self.topics.pop(topic, None)

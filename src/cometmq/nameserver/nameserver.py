@@ -52,6 +52,9 @@ class NameServer:
         serve(self, TABLE, conn, frame, waited_ms, now_ms, out, self.serve_stats)
         self._plan(now_ms)
 
+    def receive(self, conn: ConnId, data: bytes, now_ms: int, out: Out) -> tuple[int, int]:
+        return 0, 0  # nothing here is worth a path of its own
+
     def settle(self, now_ms: int, out: Out) -> None:
         self.settings.ask(out)
 

@@ -40,11 +40,14 @@ from cometmq.wire.strangers import recognise
 log = logging.getLogger("cometmq.net")
 
 TURN_FRAMES = 256  # frames of one connection handled before others get their turn
+JUMP_MS = 5_000  # a sweep that comes so much too late sees a clock that was set, or a long pause
 SWEEP_MS = 1_000  # how often silence and stuck readers are looked for
 LONGEST_SLEEP_MS = 1_000  # tick at least this often, whatever the clock does
+PROBE_TURNS = 16  # how many reads are settled alone before others are waited for again
 DIAL_TIMEOUT_S = 3.0
 CLOSE_LINGER_S = 2.0  # a closing connection may take this long to take its last bytes
 WRITE_HIGH_BYTES = 1024 * 1024  # a peer with more than this unread is asked for nothing new
+SETTLE_AT_BYTES = 256 * 1024  # a connection with more answers than this is not kept waiting
 STALL_MS = 100  # a call into the core that takes longer is told to it
 
 
@@ -85,6 +88,7 @@ class Driver:
         self.limits = limits
         self.stats = NetStats()
         self.clock = clock
+        self.now_ms = clock()  # of the present turn
         self._files = files
         self._loop = asyncio.get_running_loop()
         self._connections: dict[ConnId, _Connection] = {}
@@ -98,6 +102,10 @@ class Driver:
         self._log_worker = Worker("cometmq-flush", self._loop)
         self._state_worker = Worker("cometmq-state", self._loop)
         self._is_stopping = False
+        self._is_settle_due = False
+        self._reads = 0  # since a settle became due
+        self._alone = 0  # settles in a row that were due to one read
+        self._swept_ms = self.now_ms
         self._sweep_handle = self._loop.call_later(SWEEP_MS / 1000, self._sweep)
 
     # ------------------------------------------------------------------------------- life
@@ -178,11 +186,30 @@ class Driver:
         if self.core.deadline_ms < self._timer_ms:
             self._schedule()
 
+    def receive(self, connection: _Connection, data: bytes, now_ms: int) -> int:
+        """Let the core take what it can from raw bytes; settle_soon() or turn() must follow."""
+        try:
+            taken, frames = self.core.receive(connection.id, data, now_ms, self._out)
+        except Exception:
+            self._bug()
+            connection.drop("a bug in the core while it read this connection's bytes")
+            return len(data)
+        self.stats.frames_in += frames
+        if self._out and type(self._out[-1]) is Send:
+            connection.answered_bytes += len(self._out[-1].data)
+        after_ms = self.clock()
+        if after_ms - now_ms > STALL_MS:
+            self.core.stalled(after_ms - now_ms, after_ms, self._out)
+        return taken
+
     def turn(self, connection: _Connection) -> None:
         """Hand one connection's waiting frames to the core, up to a fair share."""
         core, out, clock = self.core, self._out, self.clock
         frames = connection.frames
+        if connection.is_closed or connection.stuck_since_ms:
+            return
         now_ms = clock()
+        answered_bytes = 0
         for _ in range(min(len(frames), TURN_FRAMES)):
             frame, arrived_ms = frames.popleft()
             try:
@@ -192,13 +219,12 @@ class Driver:
             began_ms, now_ms = now_ms, clock()
             if now_ms - began_ms > STALL_MS:
                 core.stalled(now_ms - began_ms, now_ms, out)
-            if connection.is_closed:
+            if out and type(out[-1]) is Send:
+                answered_bytes += len(out[-1].data)
+            if connection.is_closed or answered_bytes > WRITE_HIGH_BYTES:
                 break
-        self._settle(now_ms)
-        if frames and not connection.is_closed:
-            self._loop.call_soon(self.turn, connection)
-        elif connection.is_read_paused and not connection.is_closed:
-            connection.resume_reading()
+        self.settle(now_ms)
+        connection.go_on()
 
     def _tick(self) -> None:
         self._timer = None
@@ -208,11 +234,34 @@ class Driver:
             self.core.tick(now_ms, self._out)
         except Exception:
             self._bug()
-        self._settle(now_ms)
+        self.settle(now_ms)
         self._schedule()
 
-    def _settle(self, now_ms: int) -> None:
+    def settle_soon(self, now_ms: int) -> None:
+        """Settle once for all connections that have something to read now, after the last of them.
+
+        Where only one ever has, waiting for others would be in vain: then settle at once, and only
+        try now and then whether that is still so.
+        """
+        if self._is_settle_due:
+            self._reads += 1
+        elif self._alone and self._alone % PROBE_TURNS:
+            self._alone += 1
+            self.settle(now_ms)
+        else:
+            self._is_settle_due = True
+            self._reads = 1
+            self._loop.call_soon(self._settle_due)
+
+    def _settle_due(self) -> None:
+        if self._is_settle_due:
+            self._alone = self._alone + 1 if self._reads == 1 else 0
+            self.settle(self.clock())
+
+    def settle(self, now_ms: int) -> None:
         """End a turn: the core settles, and what it asked for is carried out whatever happened."""
+        self.now_ms = now_ms
+        self._is_settle_due = False
         try:
             self.core.settle(now_ms, self._out)
         except Exception:
@@ -239,6 +288,12 @@ class Driver:
         self._sweep_handle = self._loop.call_later(SWEEP_MS / 1000, self._sweep)
         now_ms = self.clock()
         limits = self.limits
+        jump_ms = now_ms - self._swept_ms - SWEEP_MS
+        self._swept_ms = now_ms
+        if jump_ms > JUMP_MS:
+            # The clock was set forward, or nobody ran: silence was not the peers' fault.
+            for connection in self._connections.values():
+                connection.forgive(jump_ms)
         for connection in list(self._connections.values()):
             is_ours = connection.dialled is not None  # the core decides when to end those
             if not is_ours and now_ms - connection.active_ms > limits.idle_timeout_ms:
@@ -246,6 +301,7 @@ class Driver:
                 connection.drop(f"silent for more than {limits.idle_timeout_ms} ms")
             elif (
                 connection.partial_since_ms
+                and not connection.is_read_paused  # then it is we who don't read
                 and now_ms - connection.partial_since_ms > limits.frame_timeout_ms
             ):
                 self.stats.dropped_slow_frames += 1
@@ -260,7 +316,8 @@ class Driver:
     # ---------------------------------------------------------------------------- effects
 
     def _start_flush(self, effect: Flush) -> None:
-        worker = self._log_worker if effect.kind == "log" else self._state_worker
+        is_log = effect.kind in ("log", "commit")
+        worker = self._log_worker if is_log else self._state_worker
         targets = effect.targets
 
         def job() -> None:
@@ -273,7 +330,7 @@ class Driver:
                 self.core.flushed(effect.kind, now_ms, self._out)
             else:
                 self.core.flush_failed(effect.kind, reason, now_ms, self._out)
-            self._settle(now_ms)
+            self.settle(now_ms)
 
         worker.submit(job, done)
 
@@ -284,7 +341,7 @@ class Driver:
         def done(reason: str | None) -> None:
             now_ms = self.clock()
             self.core.saved(effect.name, reason, now_ms, self._out)
-            self._settle(now_ms)
+            self.settle(now_ms)
 
         self._state_worker.submit(lambda: files.replace(effect.name, effect.content), done)
 
@@ -335,7 +392,7 @@ class Driver:
             self.stats.connections = len(self._connections)
             now_ms = self.clock()
             self.core.closed(connection.id, now_ms, self._out)
-            self._settle(now_ms)
+            self.settle(now_ms)
 
 
 class _Connection(asyncio.Protocol):
@@ -351,6 +408,7 @@ class _Connection(asyncio.Protocol):
         self.active_ms = driver.clock()
         self.partial_since_ms = 0
         self.stuck_since_ms = 0
+        self.answered_bytes = 0  # by receive, and not written yet
         self.is_read_paused = False
         self.is_closed = False
         self._first = b""
@@ -383,20 +441,35 @@ class _Connection(asyncio.Protocol):
         driver.stats.bytes_in += len(data)
         if len(self._first) < 16:
             self._first += data[: 16 - len(self._first)]
-        frames = reader.feed(data)
+        whole = reader.join(data)
+        if whole is None:
+            if not self.partial_since_ms:
+                self.partial_since_ms = now_ms
+            return
+        was_idle = not self.frames
+        taken = driver.receive(self, whole, now_ms) if was_idle else 0
+        frames: list[Frame] = []
+        if taken < len(whole):
+            frames = reader.split(whole, taken)
         if reader.pending_bytes == 0:
             self.partial_since_ms = 0
-        elif frames or not self.partial_since_ms:
+        elif frames or taken or not self.partial_since_ms:
             self.partial_since_ms = now_ms
-        was_idle = not self.frames
-        if frames:
+        if frames and not self.is_closed:
             driver.stats.frames_in += len(frames)
             for frame in frames:
                 self.frames.append((frame, now_ms))
             if len(self.frames) > driver.limits.max_queued_frames:
                 self.stop_reading()
-            if was_idle:
-                driver.turn(self)
+        if taken:
+            if self.answered_bytes > SETTLE_AT_BYTES:
+                driver.settle(now_ms)
+            else:
+                driver.settle_soon(now_ms)
+            if frames and was_idle:
+                driver._loop.call_soon(self.go_on)
+        elif frames and was_idle:
+            driver.turn(self)
         if reader.error is not None and not self.is_closed:
             self._bad_bytes()
 
@@ -430,15 +503,35 @@ class _Connection(asyncio.Protocol):
             return
         data = self.outbox[0] if len(self.outbox) == 1 else b"".join(self.outbox)
         self.outbox.clear()
+        self.answered_bytes = 0
         if self.is_closed:
             return
-        self.active_ms = self.driver.clock()
+        self.active_ms = self.driver.now_ms
         self.driver.stats.bytes_out += len(data)
         self.transport.write(data)
+        if not self.stuck_since_ms:
+            return
         waiting = self.transport.get_write_buffer_size()
         if waiting > self.driver.limits.max_outbox_bytes:
             self.driver.stats.dropped_slow_readers += 1
             self.drop(f"{waiting} bytes not read, limit {self.driver.limits.max_outbox_bytes}")
+
+    def forgive(self, jump_ms: int) -> None:
+        """Time has jumped: what is measured from then on begins later."""
+        self.active_ms += jump_ms
+        if self.partial_since_ms:
+            self.partial_since_ms += jump_ms
+        if self.stuck_since_ms:
+            self.stuck_since_ms += jump_ms
+
+    def go_on(self) -> None:
+        """What comes after a turn: the next one, or more bytes; nothing while the peer is stuck."""
+        if self.is_closed or self.stuck_since_ms:
+            return
+        if self.frames:
+            self.driver._loop.call_soon(self.driver.turn, self)
+        else:
+            self.resume_reading()
 
     def resume_reading(self) -> None:
         if self.is_read_paused and not self.stuck_since_ms and not self.transport.is_closing():
@@ -458,8 +551,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.stuck_since_ms = 0
-        if not self.frames and not self.is_closed:
-            self.resume_reading()
+        self.go_on()
 
     def close_soon(self) -> None:
         """Close once the peer has taken what was written, but don't wait for ever."""

@@ -56,6 +56,14 @@ class Checkpoint:
         if self.queues_ms > queues_ms:
             self.queues_ms = max(queues_ms, 0)
             self._write()
+            self._mapped.sync()
+
+    def rewind_index(self, index_ms: int) -> None:
+        """The same for the key index: no file that ends later than this is vouched for."""
+        if self.index_ms > index_ms:
+            self.index_ms = max(index_ms, 0)
+            self._write()
+            self._mapped.sync()
 
     def _write(self) -> None:
         _FIELDS.pack_into(

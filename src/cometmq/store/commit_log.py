@@ -7,6 +7,11 @@ a record never crosses a file, and a file always keeps room for the blank record
 
 What stands after the write position is zero, always: recovery cuts by zeroing, so a stale record
 can't come back to life when new ones are shorter. It does not know queues, keys or the clock.
+
+Staged (see staging.py), records are written to private memory and committed to the files later:
+
+    ... flushed_at          ... committed_at                    ... write_at
+        durable                 in the file, may be read             in memory of this process
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ import struct
 
 from cometmq.errors import MessageIllegal
 from cometmq.ports import Files, SyncTarget
-from cometmq.store.layout import COMMIT_LOG, StoreConfig
+from cometmq.store.ends import PLAIN, Makers
+from cometmq.store.layout import COMMIT_LOG, StoreConfig, segment_name
 from cometmq.store.segment import MappedPool, Segment, Segments
+from cometmq.store.staging import Staging
 from cometmq.wire import record
 from cometmq.wire.record import BLANK_BYTES, Blank, Encoded, Scan
 
@@ -28,20 +35,36 @@ _NO_BUFFER = memoryview(b"")
 class CommitLog:
     """Appends records and reads them back; nothing is durable before `flushed_at`."""
 
-    def __init__(self, files: Files, config: StoreConfig) -> None:
-        self._pool = MappedPool(files, config.max_open_log_files)
+    def __init__(self, files: Files, config: StoreConfig, make: Makers = PLAIN) -> None:
+        self._pool = MappedPool(files, config.max_open_log_files, make.pin)
         self.segments = Segments(self._pool, COMMIT_LOG, config.log_file_bytes)
         self.file_bytes = config.log_file_bytes
         self.write_at = 0
         self.flushed_at = 0
-        # The file being written: a slice of its buffer (which pins it) and its bounds.
+        # The newest file: a slice of its buffer (which pins it) and its bounds.
+        self._file_view = _NO_BUFFER
+        self._file_begin = 0
+        self._file_end = 0
+        # Where records are written: that file, or the stage that covers a part of it.
         self._view = _NO_BUFFER
         self._begin = 0
         self._end = 0
+        self.staging = Staging(files, config) if config.is_staged else None
+        self._committed_at = 0  # only if staged
 
     @property
     def min_offset(self) -> int:
         return self.segments.start if self.segments.items else self.write_at
+
+    @property
+    def tail(self) -> tuple[memoryview, int, int]:
+        """The memory that is being written to, and where it begins and ends in the log."""
+        return self._view, self._begin, self._end
+
+    @property
+    def committed_at(self) -> int:
+        """What is before this may be read; the write position unless records are staged."""
+        return self.write_at if self.staging is None else self._committed_at
 
     # ------------------------------------------------------------------------------------- append
 
@@ -102,34 +125,74 @@ class CommitLog:
                 f"{size} bytes of records and the closing {BLANK_BYTES} "
                 f"do not fit a log file of {self.file_bytes}"
             )
+        if self.staging is not None:
+            return self._make_staged_room(self.staging, size)
         following = self._segment_at(self._end)
         view = following.buffer[:]  # created before the blank: if the disk refuses, nothing changed
         left = self._end - self.write_at
         if left:
             assert left >= BLANK_BYTES, (self.write_at, self._end)
             record.write_blank(self._view, self.write_at - self._begin, left)
-        self._view = view
-        self._begin, self._end = following.start, following.end
+        self._view = self._file_view = view
+        self._begin, self._end = self._file_begin, self._file_end = following.start, following.end
         self.write_at = self._begin
         return self._begin
+
+    def _make_staged_room(self, staging: Staging, size: int) -> int:
+        """Go on in a fresh stage, of the same file if the record fits that."""
+        if size + BLANK_BYTES > staging.stage_bytes:
+            raise MessageIllegal(
+                f"{size} bytes of records and {BLANK_BYTES} more do not fit a buffer of "
+                f"{staging.stage_bytes} (transientStorePoolBytes)"
+            )
+        staging.need_free()
+        upto = self.write_at
+        if size + BLANK_BYTES > self._file_end - self.write_at:
+            following = self._segment_at(self._file_end)
+            view = following.buffer[:]  # if the disk refuses, nothing changed
+            left = self._file_end - self.write_at
+            if left:
+                assert self._end - self.write_at >= BLANK_BYTES, (self.write_at, self._end)
+                record.write_blank(self._view, self.write_at - self._begin, left)
+                upto += BLANK_BYTES
+            self._file_view = view
+            self._file_begin, self._file_end = following.start, following.end
+            self.write_at = following.start
+        staging.end_last(upto, self._committed_at)
+        self._take_stage(staging)
+        return self.write_at
+
+    def _take_stage(self, staging: Staging) -> None:
+        """A stage from the write position on, at most to the end of the file."""
+        at = self.write_at
+        size = min(staging.stage_bytes, self._file_end - at)
+        name = segment_name(COMMIT_LOG, self._file_begin)
+        self._view = staging.take(name, at, at - self._file_begin, size)
+        self._begin, self._end = at, at + size
 
     def _segment_at(self, start: int) -> Segment:
         found = self.segments.find(start)
         return found if found is not None else self.segments.create(start)
 
     def _wipe(self, at: int, size: int) -> None:
-        """Undo a half-written record: beyond the write position there are only zeros."""
+        """Undo a half-written record: beyond the write position there are only zeros. (In a stage
+        there may be anything: only what is before the write position leaves it.)"""
         begin = at - self._begin
         self._view[begin : begin + size] = bytes(size)
 
-    def prepare_next(self) -> bool:
-        """Create the next file ahead once this one is three quarters full; True if it was made."""
-        if self._end - self.write_at > self.file_bytes // 4 or not self._view:
-            return False
-        if self.segments.find(self._end) is not None:
-            return False
-        self.segments.create(self._end).buffer  # noqa: B018  mapping it creates it
-        return True
+    def take_next(self) -> SyncTarget | None:
+        """What creates the next file, once this one is half full; `prepared` must follow."""
+        if self._file_end - self.write_at > self.file_bytes // 2 or not self._file_view:
+            return None
+        if self.segments.find(self._file_end) is not None:
+            return None
+        name = segment_name(COMMIT_LOG, self._file_end)
+        return self._pool.files.making(name, self.file_bytes)
+
+    def prepared(self) -> None:
+        """The next file is there: map it, so that the append that needs it finds it ready."""
+        if self._file_view and self.segments.find(self._file_end) is None:
+            self.segments.create(self._file_end).buffer  # noqa: B018  reading it maps it
 
     # --------------------------------------------------------------------------------------- read
 
@@ -152,9 +215,11 @@ class CommitLog:
         """The bytes of a record as a unit describes it; None if no such record stands there."""
         if at < self.segments.start or size < record.MIN_RECORD_BYTES or at + size > self.write_at:
             return None
-        begin = at - self._begin
+        if self.staging is not None and at + size > self._committed_at:
+            return None
+        begin = at - self._file_begin
         if begin >= 0:
-            buffer = self._view
+            buffer = self._file_view
         else:
             segment = self.segments.find(at)
             if segment is None:
@@ -174,33 +239,61 @@ class CommitLog:
     # -------------------------------------------------------------------------- durable and bounds
 
     def dirty_targets(self) -> list[SyncTarget]:
-        """The files that hold bytes between the durable and the write position."""
+        """The files that hold bytes between the durable and the committed position."""
         found: list[SyncTarget] = []
+        committed_at = self.committed_at
         for segment in reversed(self.segments.items):
             if segment.end <= self.flushed_at:
                 break
-            if segment.start < self.write_at:
+            if segment.start < committed_at:
                 found.append(segment.target())
         found.reverse()
         return found
 
+    def take_writes(self) -> list[SyncTarget]:
+        """What commits all that is staged; committed(write position) must follow once it is done.
+        Until then no stage is used again."""
+        assert self.staging is not None
+        self.staging.is_read = True
+        return self.staging.writes(self._committed_at, self.write_at)
+
+    def committed(self, upto: int) -> None:
+        """What take_writes gave is done: the files hold all before `upto`."""
+        assert self.staging is not None
+        self._committed_at = max(self._committed_at, upto)
+        self.staging.is_read = False
+        self.staging.release(self._committed_at)
+
+    def commit(self) -> None:
+        """Commit here and now, whatever is under way elsewhere; OSError if that fails."""
+        if self.staging is not None and self._committed_at < self.write_at:
+            for target in self.staging.writes(self._committed_at, self.write_at):
+                target.sync()
+            self._committed_at = self.write_at
+            self.staging.release(self._committed_at)
+
     def start_at(self, write_at: int) -> None:
         """Set the write position after recovery; zeros must stand from here on."""
         self.write_at = write_at
+        self._committed_at = write_at
         self.flushed_at = write_at
         segment = self.segments.find(write_at)
         if segment is not None:
-            self._view = segment.buffer[:]
-            self._begin, self._end = segment.start, segment.end
+            self._file_view = segment.buffer[:]
+            self._file_begin, self._file_end = segment.start, segment.end
         else:
             # Nothing there yet, or the last file is full to its end: the first append makes it.
             assert write_at % self.file_bytes == 0, write_at
-            self._view = _NO_BUFFER
-            self._begin = self._end = write_at
+            self._file_view = _NO_BUFFER
+            self._file_begin = self._file_end = write_at
+        self._view = self._file_view
+        self._begin, self._end = self._file_begin, self._file_end
+        if self.staging is not None and segment is not None:
+            self._take_stage(self.staging)
 
     def release(self) -> None:
         """Let go of the file being written, so that it can be unmapped."""
-        self._view = _NO_BUFFER
+        self._view = self._file_view = _NO_BUFFER
 
     def remove_unused(self) -> None:
         """Delete a file that was created ahead and never written."""
@@ -208,6 +301,8 @@ class CommitLog:
 
     def close(self) -> None:
         self.release()
+        if self.staging is not None:
+            self.staging.close()
         self._pool.close()
 
     def sweep(self) -> None:

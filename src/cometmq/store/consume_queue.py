@@ -17,6 +17,7 @@ import logging
 import struct
 from collections.abc import Callable
 
+from cometmq.store.ends import QueueEnds
 from cometmq.store.layout import UNIT_BYTES
 from cometmq.store.segment import Segment, Segments
 
@@ -33,42 +34,41 @@ MAX_GAP_UNITS = 1_000_000  # a wider gap is not filled: the queue begins anew af
 
 
 class ConsumeQueue:
-    """Bounds and units of one queue. `next_offset` is ahead of `max_offset` until dispatch."""
+    """Units of one queue; `ends` has its bounds."""
 
-    __slots__ = (
-        "_dirty",
-        "_flushed_at",
-        "_tail",
-        "log_end",
-        "log_min",
-        "max_offset",
-        "min_offset",
-        "next_offset",
-        "queue_id",
-        "segments",
-        "topic",
-    )
+    __slots__ = ("_dirty", "_flushed_at", "_tail", "ends", "segments")
 
     def __init__(
-        self, topic: str, queue_id: int, segments: Segments, dirty: dict[Segment, ConsumeQueue]
+        self, ends: QueueEnds, segments: Segments, dirty: dict[Segment, ConsumeQueue]
     ) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
+        self.ends = ends
         self.segments = segments
-        self.min_offset = 0
-        self.max_offset = 0
-        self.next_offset = 0
-        self.log_end = 0  # where the last unit's record ends in the log
-        self.log_min = 0  # the log's lower bound that min_offset was computed for
         self._tail: Segment | None = None
         self._dirty = dirty
         self._flushed_at = 0  # bytes; only for the rule of least pages
+
+    @property
+    def topic(self) -> str:
+        return self.ends.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.ends.queue_id
+
+    @property
+    def min_offset(self) -> int:
+        return self.ends.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        return self.ends.max_offset
 
     # --------------------------------------------------------------------------------------- write
 
     def put(self, index: int, log_offset: int, size: int, tags_code: int) -> bool:
         """Write the unit of a record; False if it was ignored because it is there already."""
-        if (index != self.max_offset or log_offset < self.log_end) and not self._is_next(
+        ends = self.ends
+        if (index != ends.max_offset or log_offset < ends.log_end) and not self._is_next(
             index, log_offset, size
         ):
             return False
@@ -79,35 +79,47 @@ class ConsumeQueue:
         UNIT.pack_into(segment.buffer, at - segment.start, log_offset, size, tags_code)
         if not segment.is_dirty:
             self._mark(segment)
-        self.max_offset = index + 1
-        self.log_end = log_offset + size
+        ends.max_offset = index + 1
+        ends.log_end = log_offset + size
         return True
+
+    def warm(self) -> None:
+        """Let compiled code write the units that follow the one just put."""
+        if self._tail is not None:
+            self.ends.pin_tail(self._tail.pin())
+            self.ends.is_marked = self._tail.is_dirty
+
+    def warm_read(self, index: int) -> None:
+        """Let compiled code read the units around this one."""
+        segment = self.segments.find(index * UNIT_BYTES)
+        if segment is not None:
+            self.ends.pin_read(segment.pin())
 
     def _is_next(self, index: int, log_offset: int, size: int) -> bool:
         """The rare cases of put; True once the queue's end has been moved to `index`."""
-        if log_offset + size <= self.log_end:
+        if log_offset + size <= self.ends.log_end:
             return False
         if index > MAX_INDEX:
             log.error("queue_number_absurd %s index=%d log_offset=%d", self, index, log_offset)
             return False
-        if index < self.max_offset:
+        if index < self.ends.max_offset:
             if index == 0:
                 # Only a topic that was deleted and made again starts over.
-                log.warning("queue_restarted %s former_max=%d", self, self.max_offset)
+                log.warning("queue_restarted %s former_max=%d", self, self.ends.max_offset)
                 self.restart(0)
                 return True
             log.error("queue_number_reused %s index=%d log_offset=%d", self, index, log_offset)
             return False
-        if index == self.max_offset:
+        if index == self.ends.max_offset:
             return True
-        if self.segments.items and index - self.max_offset <= MAX_GAP_UNITS:
-            log.error("queue_gap_filled %s begin=%d end=%d", self, self.max_offset, index)
-            filler = UNIT.pack(self.log_end, BLANK_SIZE, 0)
-            for missing in range(self.max_offset, index):
+        if self.segments.items and index - self.ends.max_offset <= MAX_GAP_UNITS:
+            log.error("queue_gap_filled %s begin=%d end=%d", self, self.ends.max_offset, index)
+            filler = UNIT.pack(self.ends.log_end, BLANK_SIZE, 0)
+            for missing in range(self.ends.max_offset, index):
                 self._write(missing, filler)
-            self.max_offset = index
+            self.ends.max_offset = index
         else:
-            log.info("queue_begins %s index=%d former_max=%d", self, index, self.max_offset)
+            log.info("queue_begins %s index=%d former_max=%d", self, index, self.ends.max_offset)
             self.restart(index)
         return True
 
@@ -124,8 +136,8 @@ class ConsumeQueue:
         segment.buffer[: at - segment.start] = _BLANK_UNIT * count
         self._mark(segment)
         self._flushed_at = segment.start
-        self.min_offset = self.max_offset = index
-        self.next_offset = max(self.next_offset, index)
+        self.ends.min_offset = self.ends.max_offset = index
+        self.ends.next_offset = max(self.ends.next_offset, index)
 
     def _write(self, index: int, unit: bytes) -> None:
         at = index * UNIT_BYTES
@@ -146,12 +158,12 @@ class ConsumeQueue:
 
     def units(self, index: int, count: int) -> bytes:
         """Up to `count` units from `index` on, of one file; empty if the file is missing."""
-        assert self.min_offset <= index < self.max_offset, (str(self), index)
+        assert self.ends.min_offset <= index < self.ends.max_offset, (str(self), index)
         at = index * UNIT_BYTES
         segment = self.segments.find(at)
         if segment is None:
             return b""
-        end = min(at + count * UNIT_BYTES, segment.end, self.max_offset * UNIT_BYTES)
+        end = min(at + count * UNIT_BYTES, segment.end, self.ends.max_offset * UNIT_BYTES)
         return bytes(segment.buffer[at - segment.start : end - segment.start])
 
     def unit(self, index: int) -> tuple[int, int, int]:
@@ -192,7 +204,7 @@ class ConsumeQueue:
             if end < segment.end:
                 break
         self._end_at(end // UNIT_BYTES)
-        self.min_offset = items[0].start // UNIT_BYTES
+        self.ends.min_offset = items[0].start // UNIT_BYTES
 
     def _end_at(self, index: int) -> None:
         """Make `index` the end: later files go, and the next number follows."""
@@ -202,23 +214,25 @@ class ConsumeQueue:
             self._dirty.pop(segment, None)
         self._tail = self.segments.items[-1] if self.segments.items else None
         self._flushed_at = at
-        self.max_offset = self.next_offset = index
-        self.min_offset = min(self.min_offset, index)
-        self.log_end = 0
+        self.ends.max_offset = self.ends.next_offset = index
+        self.ends.min_offset = min(self.ends.min_offset, index)
+        self.ends.log_end = 0
         if self._tail is not None and at > self.segments.start:
             log_offset, size, _ = self.unit(index - 1)
             if size != BLANK_SIZE:
-                self.log_end = log_offset + size
+                self.ends.log_end = log_offset + size
             else:
-                self.log_end = log_offset
+                self.ends.log_end = log_offset
 
     def cut(self, log_offset: int) -> bool:
         """Drop the units of records at or after `log_offset`; True if there were any."""
-        if self.log_end <= log_offset:
+        if self.ends.log_end <= log_offset:
             return False
         first = self.segments.start // UNIT_BYTES
         self.cut_to(
-            self.first(first, self.max_offset, lambda index: self._log_offset(index) >= log_offset)
+            self.first(
+                first, self.ends.max_offset, lambda index: self._log_offset(index) >= log_offset
+            )
         )
         return True
 
@@ -231,7 +245,7 @@ class ConsumeQueue:
         """Zero what stands behind the end: a stale unit there would be taken for a new one."""
         segment = self._tail
         if segment is not None:
-            at = self.max_offset * UNIT_BYTES - segment.start
+            at = self.ends.max_offset * UNIT_BYTES - segment.start
             if at < segment.size:
                 segment.zero_from(at, is_durable=False)
                 self._mark(segment)
@@ -242,12 +256,12 @@ class ConsumeQueue:
         With all expired it equals max_offset. Asked for when a bound is read, so that dropping a
         log file costs nothing for the thousands of queues that nobody looks at.
         """
-        self.log_min = log_min
-        begin = max(self.min_offset, self.segments.start // UNIT_BYTES)
-        if begin < self.max_offset:
+        self.ends.log_min = log_min
+        begin = max(self.ends.min_offset, self.segments.start // UNIT_BYTES)
+        if begin < self.ends.max_offset:
             is_past = self._is_kept(log_min)
-            begin = self.first(begin, self.max_offset, is_past)
-        self.min_offset = begin
+            begin = self.first(begin, self.ends.max_offset, is_past)
+        self.ends.min_offset = begin
 
     def _is_kept(self, log_min: int) -> Callable[[int], bool]:
         return lambda index: self._log_offset(index) >= log_min
@@ -267,13 +281,13 @@ class ConsumeQueue:
     # --------------------------------------------------------------------------------------- flush
 
     def dirty_pages(self, page_bytes: int) -> int:
-        return self.max_offset * UNIT_BYTES // page_bytes - self._flushed_at // page_bytes
+        return self.ends.max_offset * UNIT_BYTES // page_bytes - self._flushed_at // page_bytes
 
     def flush_taken(self) -> None:
-        self._flushed_at = self.max_offset * UNIT_BYTES
+        self._flushed_at = self.ends.max_offset * UNIT_BYTES
 
     def __str__(self) -> str:
-        return f"topic={self.topic} queue={self.queue_id}"
+        return f"topic={self.ends.topic} queue={self.ends.queue_id}"
 
 
 def count_units(buffer: memoryview, size: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -23,6 +24,10 @@ from cometmq.wire import properties as props
 from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
 from cometmq.wire.hashing import java_hash
 from cometmq.wire.record import Blank, Scan
+
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot, IndexHead
+    from cometmq._fast.hot import QueueEnds as HotEnds
 
 log = logging.getLogger("cometmq.store")
 
@@ -46,11 +51,17 @@ class Dispatcher:
     """Feeds queues and index from the log."""
 
     def __init__(
-        self, commit_log: CommitLog, queues: Queues, index: KeyIndex | None, config: StoreConfig
+        self,
+        commit_log: CommitLog,
+        queues: Queues,
+        index: KeyIndex | None,
+        config: StoreConfig,
+        hot: Hot | None = None,
     ) -> None:
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._hot = hot
         self._delays_ms = delay_ms_by_level(config.delay_levels)
         self.position = 0
         self.last_store_ms = 0
@@ -65,7 +76,14 @@ class Dispatcher:
         arrivals: list[Arrival] = []
         known = self.known
         position = self.position
+        hot = self._hot
         while position < limit:
+            if hot is not None and hot.pending_at == position:
+                after = self._run_hot(hot, position, limit, arrivals)
+                if after > position:
+                    position = self.position = after
+                    continue
+                hot.drop_pending(position)  # not a simple one, or beyond the limit: as any other
             if known and known[0].log_offset <= position:
                 found: Scan | Blank | None = known.popleft()
                 if type(found) is Scan and found.log_offset < position:
@@ -91,6 +109,29 @@ class Dispatcher:
             self.position = position
         return arrivals
 
+    def _run_hot(self, hot: Hot, position: int, limit: int, arrivals: list[Arrival]) -> int:
+        """Let compiled code dispatch what it appended; returns how far it came."""
+        index = self._index
+        item = index.items[-1] if index is not None and index.items else None
+        told: list[tuple[HotEnds, int, int, int, int]] = []
+        if item is None:
+            position = hot.dispatch(position, limit, None, None, told)
+        else:
+            head = cast("IndexHead", item.head)
+            position = hot.dispatch(position, limit, head, item.segment.buffer, told)
+            if hot.is_indexing:
+                item.segment.is_dirty = True
+        if hot.dispatched:
+            self.last_store_ms = hot.dispatched_ms
+            self.dispatched_count += hot.dispatched
+        for ends, queue_offset, tags_code, store_ms, log_offset in told:
+            found = self._log.scan(log_offset, verify_crc=False)
+            text = found.properties if type(found) is Scan else ""
+            arrivals.append(
+                Arrival(ends.topic, ends.queue_id, queue_offset, tags_code, store_ms, text)
+            )
+        return position
+
     def _report_stuck(self, position: int, reason: str) -> None:
         if self._stuck_at != position:
             self._stuck_at = position
@@ -105,6 +146,8 @@ class Dispatcher:
             tags_code = self._tags_code(found)
             queue = self._queues.need(found.topic, found.queue_id)
             if queue.put(found.queue_offset, found.log_offset, found.size, tags_code):
+                if self._hot is not None:
+                    queue.warm()
                 arrival = Arrival(
                     found.topic, found.queue_id, found.queue_offset, tags_code, found.store_ms, text
                 )

@@ -5,8 +5,9 @@ One rule: what sync() or replace() reported as done is on the disk, and a file w
 once never reports success again. After a failed fsync Linux may drop the dirty pages and let the
 next fsync succeed, so "try again" would turn loss into a lie.
 
-sync() alone runs on another thread. It never calls mmap.flush, which holds the GIL; fdatasync
-flushes a MAP_SHARED mapping as well and releases it. Files are sparse and created at full size.
+sync() alone, of a file or of a write, runs on another thread. It never calls mmap.flush, which
+holds the GIL; fdatasync flushes a MAP_SHARED mapping as well and releases it. Files are sparse and
+created at full size.
 """
 
 from __future__ import annotations
@@ -19,13 +20,24 @@ import mmap
 import os
 import resource
 import shutil
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from cometmq.errors import StoreCorrupt, StoreLocked, UsageError
 from cometmq.ports import SyncTarget
 from cometmq.store import layout
 
+if TYPE_CHECKING:
+    from cometmq._fast.mapping import Mapping
+
 log = logging.getLogger("cometmq.store")
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+_ZEROS_BYTES = 1 << 20
+_MOST_QUEUE_MAPS = 48_000
+_OTHER_MAPS = 8_192  # of libraries, threads, heaps and the files that are no queues
+_HELD_QUEUE_MAPS = 4_096  # where each mapping holds descriptors
 
 
 class RealFiles:
@@ -41,6 +53,8 @@ class RealFiles:
         # was killed before it synced the folder: its first sync here makes up for that.
         self._synced_folders: set[str] = set()
         self._lock_fds: list[int] = []
+        self._map_unheld = _find_unheld()
+        self._is_lock_refused = False
         _raise_open_file_limit()
 
     def folders(self, folder: str) -> list[str]:
@@ -51,9 +65,16 @@ class RealFiles:
         with self._scan(folder) as entries:
             return sorted((e.name, e.stat().st_size) for e in entries if e.is_file())
 
-    def map(self, name: str, size: int) -> RealMappedFile:
+    def map(self, name: str, size: int) -> RealMappedFile | UnheldFile:
         path = self._path(name)
         fd = self._open_sized(name, path, size)
+        if self._map_unheld is not None and name.startswith(layout.CONSUME_QUEUE + "/"):
+            try:
+                unheld = self._map_unheld(fd, size)
+            finally:
+                os.close(fd)
+            unheld.madvise(mmap.MADV_RANDOM)
+            return UnheldFile(self, name, unheld)
         try:
             mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
@@ -65,9 +86,39 @@ class RealFiles:
             mapped.madvise(mmap.MADV_RANDOM)
         return RealMappedFile(self, name, fd, mapped)
 
+    @property
+    def queue_map_limit(self) -> int:
+        if self._map_unheld is None:
+            return _HELD_QUEUE_MAPS
+        try:
+            with open("/proc/sys/vm/max_map_count", encoding="ascii") as source:
+                most = int(source.read())
+        except (OSError, ValueError):  # not Linux: the first refusal will tell, see MappedPool
+            return _MOST_QUEUE_MAPS
+        return min(_MOST_QUEUE_MAPS, max(most - _OTHER_MAPS, most // 4, 4))
+
     def target(self, name: str) -> SyncTarget:
         self._path(name)
         return _NamedTarget(self, name)
+
+    def stage(self, size: int) -> memoryview:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+        memory = mmap.mmap(-1, size, flags)
+        reason = _lock_memory(memory, size)
+        if reason is not None and not self._is_lock_refused:
+            self._is_lock_refused = True
+            log.warning(
+                "memory_not_locked bytes=%d reason=%s: may be swapped out; raise `ulimit -l`",
+                *(size, reason),
+            )
+        return memoryview(memory)
+
+    def writing(self, name: str, at: int, data: memoryview) -> SyncTarget:
+        return _Write(self._path(name), at, data)
+
+    def making(self, name: str, size: int) -> SyncTarget:
+        self._path(name)
+        return _Making(self, name, size)
 
     def zero_from(self, name: str, at: int, size: int, *, is_durable: bool = True) -> None:
         assert 0 <= at <= size, (name, at, size)
@@ -75,9 +126,7 @@ class RealFiles:
         try:
             if os.fstat(fd).st_size != size:
                 raise StoreCorrupt(f"{name} is {os.fstat(fd).st_size} bytes, expected {size}")
-            # Down and up again: the file system drops the blocks, nothing is written.
-            os.ftruncate(fd, at)
-            os.ftruncate(fd, size)
+            _zero(fd, at, size)
             if is_durable:
                 self._sync_fd(name, fd, is_whole=True)
         finally:
@@ -192,7 +241,10 @@ class RealFiles:
             os.ftruncate(fd, size)
             return fd
         found = os.fstat(fd).st_size
-        if found != size:
+        if found == 0 < size:  # the other thread is about to size it as well
+            self._unsynced_folders[name] = [os.path.dirname(path)]
+            os.ftruncate(fd, size)
+        elif found != size:
             os.close(fd)
             raise StoreCorrupt(f"{path} is {found} bytes, expected exactly {size}")
         return fd
@@ -298,6 +350,62 @@ class RealMappedFile:
             os.close(self._fds.pop())
 
 
+class UnheldFile:
+    """A file in memory that keeps no descriptor, because there may be tens of thousands of them."""
+
+    __slots__ = ("_files", "_map", "buffer", "name")
+
+    def __init__(self, files: RealFiles, name: str, mapped: mmap.mmap | Mapping) -> None:
+        self.name = name
+        self.buffer = memoryview(mapped)
+        self._files = files
+        self._map: mmap.mmap | Mapping | None = mapped
+
+    def sync(self) -> None:
+        self._files._sync_name(self.name)
+
+    def close(self) -> bool:
+        if self._map is None:
+            return True
+        self.buffer.release()
+        try:
+            self._map.close()
+        except BufferError:  # a slice is still in use
+            self.buffer = memoryview(self._map)
+            return False
+        self._map = None
+        return True
+
+
+def _find_unheld() -> Callable[[int, int], mmap.mmap | Mapping] | None:
+    """How to map a file without keeping a descriptor; None where that can't be had."""
+    if sys.version_info >= (3, 13):
+
+        def unheld(fd: int, size: int) -> mmap.mmap:
+            return mmap.mmap(fd, size, mmap.MAP_SHARED, trackfd=False)
+
+        return unheld
+    try:
+        from cometmq._fast.mapping import Mapping
+    except ImportError:
+        return None
+    return Mapping
+
+
+class _Making:
+    """Creates a file before it is needed."""
+
+    __slots__ = ("_files", "_name", "_size")
+
+    def __init__(self, files: RealFiles, name: str, size: int) -> None:
+        self._files = files
+        self._name = name
+        self._size = size
+
+    def sync(self) -> None:
+        os.close(self._files._open_sized(self._name, self._files._path(self._name), self._size))
+
+
 class _NamedTarget:
     """Makes a file durable that may no longer be mapped; opened only while it syncs."""
 
@@ -309,6 +417,59 @@ class _NamedTarget:
 
     def sync(self) -> None:
         self._files._sync_name(self._name)
+
+
+class _Write:
+    """Bytes on their way into the page cache of a file."""
+
+    __slots__ = ("_at", "_data", "_path")
+
+    def __init__(self, path: str, at: int, data: memoryview) -> None:
+        self._path = path
+        self._at = at
+        self._data = data
+
+    def sync(self) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            _write_all(fd, self._data, self._at)
+        finally:
+            os.close(fd)
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
+    done = 0
+    while done < len(data):
+        count = os.pwrite(fd, data[done:], at + done)
+        if count <= 0:
+            raise OSError(f"wrote {done} of {len(data)} bytes at {at}, then none")
+        done += count
+
+
+def _lock_memory(memory: mmap.mmap, size: int) -> str | None:
+    """Keep memory from being swapped out; returns why that can't be, None if it is done."""
+    import ctypes  # only who stages needs it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return None if libc.mlock(address, size) == 0 else os.strerror(ctypes.get_errno())
+
+
+def _zero(fd: int, at: int, size: int) -> None:
+    """Zeros from `at` on, without ever changing the file's size: a kill in between must not leave
+    a short file. A hole costs no writing; not every file system can punch one."""
+    if at == size:
+        return
+    import ctypes  # only a recovery that cuts something needs it
+
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, at, size - at) == 0:
+        return
+    zeros = bytes(min(size - at, _ZEROS_BYTES))
+    while at < size:
+        at += os.pwrite(fd, zeros[: size - at], at)
 
 
 def _sync_folder(path: str) -> None:

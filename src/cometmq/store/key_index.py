@@ -25,6 +25,7 @@ from operator import mul
 
 from cometmq.errors import StoreCorrupt
 from cometmq.ports import Files, SyncTarget
+from cometmq.store.ends import PLAIN, IndexHead, Makers
 from cometmq.store.layout import (
     INDEX,
     INDEX_ENTRY_BYTES,
@@ -47,9 +48,10 @@ _MAX_I64 = 2**63 - 1
 class KeyIndex:
     """Index files, oldest first."""
 
-    def __init__(self, files: Files, config: StoreConfig) -> None:
+    def __init__(self, files: Files, config: StoreConfig, make: Makers = PLAIN) -> None:
         self._files = files
         self._config = config
+        self._make_head = make.index_head
         self._pool = MappedPool(files, config.max_open_index_files)
         self.items: list[IndexFile] = []
 
@@ -61,7 +63,7 @@ class KeyIndex:
             if not name.isdigit():
                 log.warning("stray_file name=%s/%s action=ignored", INDEX, name)
             elif size == expected:
-                self.items.append(IndexFile(self._segment(name), self._config))
+                self.items.append(self._file(name))
             elif size == 0 and position == len(found) - 1:
                 self._files.remove(f"{INDEX}/{name}")
             else:
@@ -73,16 +75,16 @@ class KeyIndex:
     @property
     def end_offset(self) -> int:
         """The log offset of the last record in the index; -1 if there is none."""
-        return self.items[-1].end_offset if self.items else -1
+        return self.items[-1].head.end_offset if self.items else -1
 
     @property
     def end_ms(self) -> int:
-        return self.items[-1].end_ms if self.items else 0
+        return self.items[-1].head.end_ms if self.items else 0
 
     def put(self, topic: str, keys: list[str], log_offset: int, store_ms: int, now_ms: int) -> None:
         """Enter all keys of one record; ignored if the index is past it already."""
-        if self.items and log_offset <= self.items[-1].end_offset:
-            if log_offset < self.items[-1].end_offset:
+        if self.items and log_offset <= self.items[-1].head.end_offset:
+            if log_offset < self.items[-1].head.end_offset:
                 return
             # The last record in the index: its keys may have straddled two files, the second of
             # which was removed after an unclean stop.
@@ -108,29 +110,35 @@ class KeyIndex:
         name = _name_at(now_ms)
         if former is not None and name <= former.name:
             name = str(int(former.name) + 1).zfill(17)
-        self.items.append(IndexFile(self._segment(name), self._config))
+        self.items.append(self._file(name))
         if former is not None:
-            self.items[-1].preset(former.end_ms, former.end_offset)
+            self.items[-1].preset(former.head.end_ms, former.head.end_offset)
 
-    def _segment(self, name: str) -> Segment:
-        return Segment(self._pool, f"{INDEX}/{name}", 0, self._config.index_file_bytes)
+    def _file(self, name: str) -> IndexFile:
+        segment = Segment(self._pool, f"{INDEX}/{name}", 0, self._config.index_file_bytes)
+        return IndexFile(segment, self._config, self._make_head())
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Log offsets that may match, newest first; times are true to the second only."""
         wanted = key_hash(topic, key)
         for item in reversed(self.items):
-            if item.count > 1 and item.begin_ms <= end_ms and item.end_ms >= begin_ms:
+            if (
+                item.head.count > 1
+                and item.head.begin_ms <= end_ms
+                and item.head.end_ms >= begin_ms
+            ):
                 yield from item.find(wanted, begin_ms, end_ms)
-            if item.begin_ms < begin_ms and item.count > 1:
+            if item.head.begin_ms < begin_ms and item.head.count > 1:
                 return
 
     def remove_newer(self, index_ms: int) -> int:
         """After an unclean stop: drop the files that may have lost pages since `index_ms`.
 
-        They are not lost: recovery walks the log from the end of the last file that stays.
+        They are not lost: recovery walks the log from the end of the last file that stays. A file
+        without an entry goes as well: a kill may have come before it was told where to begin.
         """
         removed = 0
-        while self.items and self.items[-1].end_ms > index_ms:
+        while self.items and (self.items[-1].head.end_ms > index_ms or self.items[-1].is_empty):
             self.items.pop().remove()
             removed += 1
         return removed
@@ -150,7 +158,7 @@ class KeyIndex:
     def remove_expired(self, log_min: int) -> int:
         """Delete files (never the last) that only point below `log_min`."""
         removed = 0
-        while len(self.items) > 1 and self.items[0].end_offset < log_min:
+        while len(self.items) > 1 and self.items[0].head.end_offset < log_min:
             self.items.pop(0).remove()
             removed += 1
         return removed
@@ -158,7 +166,7 @@ class KeyIndex:
     def cut(self, log_offset: int) -> int:
         """Drop files that point at or beyond `log_offset`, where the log now ends."""
         removed = 0
-        while self.items and self.items[-1].end_offset >= log_offset:
+        while self.items and self.items[-1].head.end_offset >= log_offset:
             self.items.pop().remove()
             removed += 1
         return removed
@@ -186,33 +194,23 @@ class IndexFile:
         "_entries_at",
         "_most",
         "_slots",
-        "_slots_used",
-        "begin_ms",
-        "begin_offset",
-        "count",
-        "end_ms",
-        "end_offset",
+        "head",
         "segment",
     )
 
-    begin_ms: int
-    end_ms: int
-    begin_offset: int
-    end_offset: int
-    count: int
-
-    def __init__(self, segment: Segment, config: StoreConfig) -> None:
+    def __init__(self, segment: Segment, config: StoreConfig, head: IndexHead) -> None:
         self.segment = segment
+        self.head = head
         self._slots = config.index_slots
         self._most = config.index_entries
         self._entries_at = INDEX_HEAD_BYTES + INDEX_SLOT_BYTES * config.index_slots
-        head = _HEAD.unpack_from(segment.buffer, 0)
-        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset = head[:4]
-        self._slots_used, self.count = head[4:]
-        if self.count <= 0:  # new; RocketMQ writes a preset end but no count until the first entry
-            self.count = 1
-            if self.end_ms == 0 == self.end_offset:
-                self.end_offset = -1
+        stored = _HEAD.unpack_from(segment.buffer, 0)
+        head.begin_ms, head.end_ms, head.begin_offset, head.end_offset = stored[:4]
+        head.slots_used, head.count = stored[4:]
+        if head.count <= 0:  # new; RocketMQ writes a preset end but no count until the first entry
+            head.count = 1
+            if head.end_ms == 0 == head.end_offset:
+                head.end_offset = -1
 
     @property
     def name(self) -> str:
@@ -220,57 +218,63 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        return self.count >= self._most
+        return self.head.count >= self._most
+
+    @property
+    def is_empty(self) -> bool:
+        return self.head.count <= 1
 
     def preset(self, end_ms: int, end_offset: int) -> None:
-        self.begin_ms = self.end_ms = end_ms
-        self.begin_offset = self.end_offset = end_offset
+        self.head.begin_ms = self.head.end_ms = end_ms
+        self.head.begin_offset = self.head.end_offset = end_offset
         self._write_head(self.segment.buffer)
 
     def put(self, hashed: int, log_offset: int, store_ms: int) -> None:
-        assert self.count < self._most, self.name
+        head = self.head
+        assert head.count < self._most, self.name
         buffer = self.segment.buffer
         slot_at = INDEX_HEAD_BYTES + INDEX_SLOT_BYTES * (hashed % self._slots)
         (former,) = _SLOT.unpack_from(buffer, slot_at)
-        count = self.count
+        count = head.count
         if not 0 < former < count:
             former = 0
-            self._slots_used += 1
+            head.slots_used += 1
         if count == 1:
-            self.begin_ms, self.begin_offset = store_ms, log_offset
+            head.begin_ms, head.begin_offset = store_ms, log_offset
         seconds = 0
-        if self.begin_ms > 0:
-            seconds = min(max((store_ms - self.begin_ms) // 1000, 0), _MAX_I32)
+        if head.begin_ms > 0:
+            seconds = min(max((store_ms - head.begin_ms) // 1000, 0), _MAX_I32)
         entry_at = self._entries_at + INDEX_ENTRY_BYTES * count
         # Entry first, then the slot that shows it, then the count: a kill between them is harmless.
         _ENTRY.pack_into(buffer, entry_at, hashed, log_offset, seconds, former)
         _SLOT.pack_into(buffer, slot_at, count)
-        self.count = count + 1
-        self.end_ms, self.end_offset = store_ms, log_offset
+        head.count = count + 1
+        head.end_ms, head.end_offset = store_ms, log_offset
         self._write_head(buffer)
 
     def _write_head(self, buffer: memoryview) -> None:
+        head = self.head
         _HEAD.pack_into(
             buffer,
             0,
-            self.begin_ms,
-            self.end_ms,
-            self.begin_offset,
-            self.end_offset,
-            self._slots_used,
-            self.count,
+            head.begin_ms,
+            head.end_ms,
+            head.begin_offset,
+            head.end_offset,
+            head.slots_used,
+            head.count,
         )
         self.segment.is_dirty = True
 
     def find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         at = INDEX_HEAD_BYTES + INDEX_SLOT_BYTES * (hashed % self._slots)
         (number,) = _SLOT.unpack_from(self.segment.buffer, at)
-        last = self.count
+        last = self.head.count
         while 0 < number < last:
             last = number  # chains only go down, so a damaged one can't turn in a circle
             entry_at = self._entries_at + INDEX_ENTRY_BYTES * number
             found, log_offset, seconds, number = _ENTRY.unpack_from(self.segment.buffer, entry_at)
-            second_ms = self.begin_ms + seconds * 1000
+            second_ms = self.head.begin_ms + seconds * 1000
             if second_ms + 999 < begin_ms:
                 return
             if found == hashed and second_ms <= end_ms:
@@ -283,15 +287,15 @@ class IndexFile:
         slots = array.array("i", bytes(buffer[INDEX_HEAD_BYTES : self._entries_at]))
         if sys.byteorder == "little":
             slots.byteswap()
-        if max(slots) < self.count and min(slots) >= 0:
+        if max(slots) < self.head.count and min(slots) >= 0:
             return
-        log.warning("index_slots_repaired name=%s count=%d", self.name, self.count)
+        log.warning("index_slots_repaired name=%s count=%d", self.name, self.head.count)
         slots = array.array("i", bytes(len(slots) * slots.itemsize))
-        for number in range(1, self.count):
+        for number in range(1, self.head.count):
             entry_at = self._entries_at + INDEX_ENTRY_BYTES * number
             (hashed,) = _SLOT.unpack_from(buffer, entry_at)
             slots[abs(hashed) % self._slots] = number
-        self._slots_used = sum(1 for number in slots if number)
+        self.head.slots_used = sum(1 for number in slots if number)
         if sys.byteorder == "little":
             slots.byteswap()
         buffer[INDEX_HEAD_BYTES : self._entries_at] = slots.tobytes()

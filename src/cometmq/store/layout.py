@@ -63,6 +63,16 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue_flush_least_pages: int = 2
     queue_flush_thorough_ms: int = 60_000
 
+    is_staged: bool = False  # see staging.py
+    stage_count: int = 5
+    stage_bytes: int = 32 * 1024 * 1024
+    commit_interval_ms: int = 200
+    commit_least_pages: int = 4
+    commit_thorough_ms: int = 200
+
+    stall_limit_ms: int = 1000  # a flush that takes longer makes senders wait; see stall_remark
+    max_unflushed_bytes: int = 512 * 1024 * 1024  # asynchronous flush: only if more than this waits
+
     max_message_bytes: int = 4 * 1024 * 1024
     max_fetch_count: int = 32
     max_fetch_bytes: int = 256 * 1024
@@ -85,7 +95,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_durable_cut_allowed: bool = False  # see recovery.py: cut even what was known durable
     delay_levels: str = DELAY_LEVELS
 
-    max_open_queue_files: int = 4096
+    max_open_queue_files: int = 0  # 0: as many as Files.queue_map_limit says
     max_open_log_files: int = 256
     max_open_index_files: int = 16
     max_undispatched: int = 100_000  # records remembered between append and dispatch
@@ -97,12 +107,19 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("index_slots", 1),
             ("index_entries", 2),
             ("max_fetch_count", 1),
-            ("max_open_queue_files", 4),
             ("max_open_log_files", 2),
             ("max_open_index_files", 2),
+            ("stage_count", 2),
+            ("stage_bytes", 256),
         ):
             if getattr(self, key) < least:
                 raise ConfigError(f"{key} is {getattr(self, key)}, must be at least {least}")
+        if self.max_open_queue_files and self.max_open_queue_files < 4:
+            raise ConfigError(
+                f"max_open_queue_files is {self.max_open_queue_files}, must be 0 or at least 4"
+            )
+        if self.is_staged and self.is_sync_flush:
+            raise ConfigError("is_staged can't go with is_sync_flush: what is staged is not safe")
         if self.queue_file_bytes % UNIT_BYTES:
             raise ConfigError(f"queue_file_bytes is {self.queue_file_bytes}, not a multiple of 20")
         if not all(hour.isdigit() and int(hour) < 24 for hour in self.delete_when.split(";")):

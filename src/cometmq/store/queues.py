@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from cometmq.ports import Files, SyncTarget
 from cometmq.store.consume_queue import ConsumeQueue
+from cometmq.store.ends import PLAIN, Makers
 from cometmq.store.layout import (
     CONSUME_QUEUE,
     MAX_QUEUE_ID,
@@ -29,10 +30,13 @@ log = logging.getLogger("cometmq.store")
 class Queues:
     """The consume queues by (topic, queue id)."""
 
-    def __init__(self, files: Files, config: StoreConfig) -> None:
+    def __init__(self, files: Files, config: StoreConfig, make: Makers = PLAIN) -> None:
         self._files = files
         self._config = config
-        self.pool = MappedPool(files, config.max_open_queue_files)
+        self._make = make
+        limit = config.max_open_queue_files or files.queue_map_limit
+        self.pool = MappedPool(files, limit, make.pin)
+        self._watched: set[tuple[str, int]] = set()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._ids: dict[str, list[int]] = {}
         self.dirty: dict[Segment, ConsumeQueue] = {}
@@ -59,7 +63,9 @@ class Queues:
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         folder = queue_folder(topic, queue_id)
         segments = Segments(self.pool, folder, self._config.queue_file_bytes)
-        queue = ConsumeQueue(topic, queue_id, segments, self.dirty)
+        ends = self._make.queue_ends(topic, queue_id)
+        ends.is_watched = (topic, queue_id) in self._watched
+        queue = ConsumeQueue(ends, segments, self.dirty)
         retired = self._retired.get((topic, queue_id), 0)
         if retired:
             queue.restart(retired)  # OSError if there is no room: then the number stays known
@@ -67,6 +73,16 @@ class Queues:
         self._queues[topic, queue_id] = queue
         self._ids.setdefault(topic, []).append(queue_id)
         return queue
+
+    def watch(self, topic: str, queue_id: int, is_watched: bool) -> None:
+        """Whether somebody waits for messages of this queue, which may not exist yet."""
+        if is_watched:
+            self._watched.add((topic, queue_id))
+        else:
+            self._watched.discard((topic, queue_id))
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            queue.ends.is_watched = is_watched
 
     def load(self) -> None:
         """Open every queue found on disk; folders that can't be ours are left alone."""
@@ -88,8 +104,8 @@ class Queues:
             for segment in queue.segments.items:
                 self.dirty.pop(segment, None)
                 segment.remove()
-            if queue.next_offset:
-                self._retired[topic, queue_id] = queue.next_offset
+            if queue.ends.next_offset:
+                self._retired[topic, queue_id] = queue.ends.next_offset
         if ids:
             self._files.remove_folder(f"{CONSUME_QUEUE}/{topic}")
         return len(ids)
@@ -108,6 +124,7 @@ class Queues:
         for segment, queue in self.dirty.items():
             if segment not in left:
                 queue.flush_taken()
+                queue.ends.is_marked = False
         # The queues share this dict: change it, never replace it.
         self.dirty.clear()
         self.dirty.update(left)

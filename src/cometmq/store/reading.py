@@ -156,7 +156,7 @@ class Reading:
 
     def _min_offset(self, queue: ConsumeQueue) -> int:
         log_min = self._log.min_offset
-        if queue.log_min != log_min:
+        if queue.ends.log_min != log_min:
             queue.correct_min(log_min)
         return queue.min_offset
 
@@ -178,7 +178,7 @@ class Reading:
 
     def first_store_ms(self) -> int | None:
         """The time of the oldest record in the log."""
-        if self._log.min_offset >= self._log.write_at:
+        if self._log.min_offset >= self._log.committed_at:
             return None
         found = self._log.scan(self._log.min_offset, verify_crc=False)
         return found.store_ms if type(found) is Scan else None
@@ -200,7 +200,7 @@ class Reading:
     # ------------------------------------------------------------------------------ single records
 
     def record_at(self, log_offset: int) -> bytes | None:
-        if not self._log.min_offset <= log_offset < self._log.write_at:
+        if not self._log.min_offset <= log_offset < self._log.committed_at:
             return None
         found = self._log.scan(log_offset, verify_crc=True)
         if type(found) is not Scan:
@@ -225,7 +225,7 @@ class Reading:
 
     def _has_key(self, log_offset: int, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:
         """Hashes collide: look at the record itself, and at its exact time."""
-        if not self._log.min_offset <= log_offset < self._log.write_at:
+        if not self._log.min_offset <= log_offset < self._log.committed_at:
             return False
         found = self._log.scan(log_offset, verify_crc=False)
         return (

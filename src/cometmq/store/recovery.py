@@ -86,9 +86,10 @@ class Recovery:
             report.cut_queues += queue.cut(end)
         if self._index is not None and self._index.cut(end):
             report.index_files_rebuilt += 1
+            self._checkpoint.rewind_index(self._index.end_ms - 1)
             self._walk(self._index_start(), report, now_ms)
         for queue in self._queues:
-            queue.next_offset = queue.max_offset
+            queue.ends.next_offset = queue.max_offset
             queue.correct_min(self._log.segments.start)
         self._settle(end, report)
         log.info("recovered %s", report)
@@ -99,7 +100,7 @@ class Recovery:
     def _begin_after_lost_log(self, report: Recovered) -> None:
         """No log at all. RocketMQ would drop all queues and number from 0 again; we begin the new
         log behind everything the queues point to, so old numbers and offsets are never reused."""
-        known = max((queue.log_end for queue in self._queues), default=0)
+        known = max((queue.ends.log_end for queue in self._queues), default=0)
         if self._index is not None:
             known = max(known, self._index.end_offset + 1)
         start = -(-known // self._log.file_bytes) * self._log.file_bytes
@@ -136,7 +137,7 @@ class Recovery:
 
     def _clean_start(self) -> int:
         """All was dispatched: go on behind the last unit's record, whose place is known good."""
-        begin = max((queue.log_end for queue in self._queues), default=0)
+        begin = max((queue.ends.log_end for queue in self._queues), default=0)
         return max(begin, self._log.segments.start)
 
     def _unclean_start(self, report: Recovered) -> int:
@@ -154,6 +155,8 @@ class Recovery:
         if self._index is None:
             return queues_from
         report.index_files_rebuilt = self._index.remove_newer(self._checkpoint.index_ms)
+        # What is written again may end at the very time that was vouched for, and is not durable.
+        self._checkpoint.rewind_index(self._index.end_ms - 1)
         self._index.repair()
         return min(queues_from, self._index_start())
 
@@ -277,7 +280,7 @@ class Recovery:
     def _last_store_ms(self, end: int) -> int:
         """The time of the record that ends the log, known from the queue that points to it."""
         for queue in self._queues:
-            if queue.log_end == end and queue.max_offset > queue.min_offset:
+            if queue.ends.log_end == end and queue.max_offset > queue.min_offset:
                 found = self._log.scan(queue.unit(queue.max_offset - 1)[0], verify_crc=False)
                 if type(found) is Scan:
                     return found.store_ms

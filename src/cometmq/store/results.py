@@ -68,6 +68,7 @@ class StoreStats(msgspec.Struct):
     fetched_count: int = 0
     fetched_bytes: int = 0
     fetch_misses: int = 0
+    commits: int = 0
     log_flushes: int = 0
     queue_flushes: int = 0
     flush_failures: int = 0

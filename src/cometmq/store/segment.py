@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cometmq.errors import StoreCorrupt
 from cometmq.ports import Files, MappedFile, SyncTarget
 from cometmq.store.layout import segment_name
+
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Pin
 
 log = logging.getLogger("cometmq.store")
 
@@ -26,7 +31,7 @@ class Segment:
     to be unmapped until the slice is gone.
     """
 
-    __slots__ = ("_mapped", "_pool", "is_dirty", "is_used", "name", "size", "start")
+    __slots__ = ("_mapped", "_pin", "_pool", "is_dirty", "is_used", "name", "size", "start")
 
     def __init__(self, pool: MappedPool, name: str, start: int, size: int) -> None:
         self.name = name
@@ -36,6 +41,7 @@ class Segment:
         self.is_used = False
         self._pool = pool
         self._mapped: MappedFile | None = None
+        self._pin: Pin | None = None
 
     @property
     def end(self) -> int:
@@ -49,8 +55,23 @@ class Segment:
             mapped = self._mapped = self._pool.map(self)
         return mapped.buffer
 
+    def pin(self) -> Pin | None:
+        """The file's memory for compiled code, which loses it when the file is unmapped; None
+        where no such code runs."""
+        if self._pool.make_pin is not None and self._pin is None:
+            self._pin = self._pool.make_pin(self.buffer, self.start)
+        return self._pin
+
+    def take_used(self) -> bool:
+        """Whether somebody used it since this was last asked."""
+        is_used, self.is_used = self.is_used, False
+        return (self._pin is not None and self._pin.take_used()) or is_used
+
     def unmap(self) -> bool:
         """Unmap; False while a slice of the buffer is in use."""
+        if self._pin is not None:
+            self._pin.release()
+            self._pin = None
         if self._mapped is not None:
             if not self._mapped.close():
                 return False
@@ -78,9 +99,15 @@ class Segment:
 class MappedPool:
     """Bounds how many files are mapped: a second-chance ring, so that a hit costs one store."""
 
-    def __init__(self, files: Files, limit: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        limit: int,
+        make_pin: Callable[[memoryview, int], Pin] | None = None,
+    ) -> None:
         self.files = files
         self.limit = limit
+        self.make_pin = make_pin
         self._ring: OrderedDict[Segment, None] = OrderedDict()
         self._abandoned: list[Segment] = []
 
@@ -123,9 +150,7 @@ class MappedPool:
         for _ in range(2 * len(self._ring)):
             segment, _none = self._ring.popitem(last=False)
             self._ring[segment] = None
-            if segment.is_used:
-                segment.is_used = False
-            elif segment.unmap():
+            if not segment.take_used() and segment.unmap():
                 return True
         return False
 

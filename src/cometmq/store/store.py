@@ -4,17 +4,19 @@ Owns: the order in which the parts act, and whether the store may be written to.
 says is true after a crash as well: `flushed_offset` only follows a sync that succeeded, the
 checkpoint only covers what is durable, and after a failed sync nothing is ever acknowledged again.
 
-A message's life: append writes its record into the log's memory; dispatch makes it visible; a
-Flush taken by the driver and reported back by flushed() makes it durable. Single threaded: only
-the targets of a Flush are touched by another thread. All time comes in as now_ms.
+A message's life: append writes its record into the log's memory; dispatch makes it visible (once
+it is committed, where records are staged); a Flush taken by the driver and reported back by
+flushed() makes it durable. Single threaded: only the targets of a Flush are touched by another
+thread. All time comes in as now_ms.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from cometmq.errors import MessageIllegal, StoreFull, StoreReadOnly
+from cometmq.errors import MessageIllegal, StoreBusy, StoreFull, StoreReadOnly
 from cometmq.message import NewMessage
 from cometmq.ports import Files, Flush
 from cometmq.store import layout, retention
@@ -22,7 +24,8 @@ from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import ConsumeQueue
 from cometmq.store.dispatch import INVISIBLE, Arrival, Dispatcher
-from cometmq.store.flush import FlushPlan
+from cometmq.store.ends import PLAIN, QueueEnds, compiled
+from cometmq.store.flush import NEXT_FILE, FlushPlan
 from cometmq.store.key_index import KeyIndex
 from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
@@ -33,8 +36,12 @@ from cometmq.store.retention import CleanReport
 from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Encoded, Scan, prepare
 
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot
+
 log = logging.getLogger("cometmq.store")
 
+_MAY_SEND, _MAY_PULL, _IS_SYNC = 1, 2, 4  # as in _fast/hot.pyx
 _QUEUES_PER_CLEAN = 2000  # each may touch its disk; more would hold up the loop
 _NEXT_SLICE_MS = 100  # until the next so many, where there are more
 
@@ -42,14 +49,16 @@ _NEXT_SLICE_MS = 100  # until the next so many, where there are more
 class Store:
     """One open store directory. Made by Store.open."""
 
-    def __init__(self, files: Files, config: StoreConfig) -> None:
+    def __init__(self, files: Files, config: StoreConfig, hot: Hot | None = None) -> None:
         self._files = files
         self._config = config
+        self.hot = hot
+        make = PLAIN if hot is None else compiled()
         self._checkpoint = Checkpoint(files)
-        self._log = CommitLog(files, config)
-        self._queues = Queues(files, config)
-        self._index = KeyIndex(files, config) if config.index_enabled else None
-        self._dispatcher = Dispatcher(self._log, self._queues, self._index, config)
+        self._log = CommitLog(files, config, make)
+        self._queues = Queues(files, config, make)
+        self._index = KeyIndex(files, config, make) if config.index_enabled else None
+        self._dispatcher = Dispatcher(self._log, self._queues, self._index, config, hot)
         self._flush = FlushPlan(self._log, self._queues, self._index, self._checkpoint, config)
         self.stats = StoreStats()
         self._reading = Reading(self._log, self._queues, self._index, config, self.stats)
@@ -59,13 +68,24 @@ class Store:
         self._clean_at_ms = 0
         self._unclean_queues: list[ConsumeQueue] = []
         self._is_closed = False
+        self._teach_limits()
 
     @classmethod
-    def open(cls, files: Files, config: StoreConfig, now_ms: int, pid_text: str = "0") -> Store:
-        """Lock, load, recover; StoreLocked or StoreCorrupt if that can't be."""
+    def open(
+        cls,
+        files: Files,
+        config: StoreConfig,
+        now_ms: int,
+        pid_text: str = "0",
+        hot: Hot | None = None,
+    ) -> Store:
+        """Lock, load, recover; StoreLocked or StoreCorrupt if that can't be.
+
+        With `hot`, ordinary messages may go through the compiled path (see feed).
+        """
         files.lock()
         try:
-            store = cls(files, config)
+            store = cls(files, config, hot)
         except BaseException:
             files.unlock()
             raise
@@ -121,6 +141,7 @@ class Store:
         """Take new limits and retention rules; sizes and flush rules stay as they were opened."""
         self._config = config
         self._reading.reconfigure(config)
+        self._teach_limits()
 
     # -------------------------------------------------------------------------------------- append
 
@@ -133,13 +154,16 @@ class Store:
         queue = self._queue_for(message, encoded)
         store_ms = now_ms if now_ms > self._last_store_ms else self._last_store_ms
         is_visible = message.sys_flag & TRANSACTION_MASK not in INVISIBLE
-        queue_offset = queue.next_offset if is_visible else 0
+        queue_offset = queue.ends.next_offset if is_visible else 0
         try:
             log_offset = self._log.append(encoded, queue_offset, store_ms)
         except OSError as error:
             raise StoreFull(f"no room for the next log file: {error}") from error
+        except StoreBusy:
+            self.stats.refused_count += 1
+            raise
         if is_visible:
-            queue.next_offset = queue_offset + 1
+            queue.ends.next_offset = queue_offset + 1
         self._last_store_ms = store_ms
         self._remember(message, queue_offset, log_offset, size, store_ms)
         stats = self.stats
@@ -165,15 +189,18 @@ class Store:
             if message.sys_flag & TRANSACTION_MASK in INVISIBLE:
                 queue_offsets.append(0)
             else:
-                queue_offsets.append(queue.next_offset + taken.get(queue, 0))
+                queue_offsets.append(queue.ends.next_offset + taken.get(queue, 0))
                 taken[queue] = taken.get(queue, 0) + 1
         store_ms = max(now_ms, self._last_store_ms)
         try:
             log_offsets = self._log.append_batch(batch, queue_offsets, store_ms)
         except OSError as error:
             raise StoreFull(f"no room for the next log file: {error}") from error
+        except StoreBusy:
+            self.stats.refused_count += 1
+            raise
         for queue, count in taken.items():
-            queue.next_offset += count
+            queue.ends.next_offset += count
         self._last_store_ms = store_ms
         done: list[Appended] = []
         for encoded, queue_offset, at in zip(batch, queue_offsets, log_offsets, strict=True):
@@ -183,6 +210,90 @@ class Store:
             self.stats.appended_bytes += size
         self.stats.appended_count += len(done)
         return done
+
+    # ------------------------------------------------------------------------- the compiled path
+
+    def feed(
+        self,
+        data: bytes,
+        at: int,
+        born_host: bytes,
+        now_ms: int,
+        may_send: bool,
+        may_pull: bool,
+    ) -> int:
+        """Let compiled code handle the ordinary sends and pulls from byte `at` on; returns where it
+        stopped. Its answers are in `hot`; what it appended is as if append had."""
+        hot, log = self.hot, self._log
+        assert hot is not None
+        before = log.write_at
+        store_ms = now_ms if now_ms > self._last_store_ms else self._last_store_ms
+        allowed = 0
+        if may_send and self._refusal is None and self._disk_full_remark is None:
+            if not self._flush.since_ms or self.stall_remark(now_ms) is None:
+                allowed = _MAY_SEND
+        if may_pull:
+            allowed |= _MAY_PULL
+        if self._config.is_sync_flush:
+            allowed |= _IS_SYNC
+        view, begin, end = log.tail
+        try:
+            return hot.feed(
+                *(data, at, view, begin, end, before, log.min_offset),
+                *(store_ms, born_host, allowed),
+            )
+        finally:  # what was done is done, whatever comes after it
+            if hot.write_at != before:
+                log.write_at = hot.write_at
+                self._last_store_ms = store_ms
+
+    def fold(self) -> tuple[int, int, int, int, int, int]:
+        """Add to our counters what the compiled path has counted since; returns that."""
+        assert self.hot is not None
+        sums, stats = self.hot.take_sums(), self.stats
+        stats.appended_count += sums[1]
+        stats.appended_bytes += sums[2]
+        stats.fetched_count += sums[4]
+        stats.fetched_bytes += sums[5]
+        return sums
+
+    def _teach_limits(self) -> None:
+        if self.hot is not None:
+            config = self._config
+            self.hot.configure_store(
+                file_bytes=config.log_file_bytes,
+                max_message_bytes=config.max_message_bytes,
+                in_memory_bytes=config.in_memory_bytes,
+                max_fetch_count=config.max_fetch_count,
+                max_fetch_bytes=config.max_fetch_bytes,
+                max_cold_fetch_count=config.max_cold_fetch_count,
+                max_cold_fetch_bytes=config.max_cold_fetch_bytes,
+                max_scan_units=config.max_scan_units,
+                index_slots=config.index_slots,
+                index_entries=config.index_entries,
+                is_indexed=config.index_enabled,
+            )
+
+    def queue_ends(self, topic: str, queue_id: int) -> QueueEnds | None:
+        """The bounds of a queue as both paths share them; None if it never was."""
+        queue = self._queues.get(topic, queue_id)
+        return None if queue is None else queue.ends
+
+    def warm_read(self, topic: str, queue_id: int, offset: int) -> None:
+        """Let compiled code read this queue around `offset`, which was just fetched."""
+        queue = self._queues.get(topic, queue_id)
+        if self.hot is None or queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return
+        queue.warm_read(offset)
+        for log_offset in {queue.unit(offset)[0], queue.ends.log_end - 1}:
+            segment = self._log.segments.find(log_offset)
+            pin = None if segment is None else segment.pin()
+            if pin is not None:
+                self.hot.learn_log_file(pin)
+
+    def watch(self, topic: str, queue_id: int, is_watched: bool) -> None:
+        """Whether somebody waits for messages of this queue; dispatch tells of no others."""
+        self._queues.watch(topic, queue_id, is_watched)
 
     def _encode(self, message: NewMessage) -> Encoded:
         """The record to be; MessageIllegal if it breaks a limit."""
@@ -247,16 +358,12 @@ class Store:
 
     def dispatch(self, now_ms: int) -> list[Arrival]:
         """Make visible what may be; returns the messages that became so, in log order."""
-        limit = self._dispatch_limit
+        limit = self._log.flushed_at if self._config.is_sync_flush else self._log.committed_at
         if self._dispatcher.position >= limit:
             return []
         arrivals = self._dispatcher.run(limit, now_ms)
         self.stats.dispatched_count = self._dispatcher.dispatched_count
         return arrivals
-
-    @property
-    def _dispatch_limit(self) -> int:
-        return self._log.flushed_at if self._config.is_sync_flush else self._log.write_at
 
     @property
     def is_dispatch_behind(self) -> bool:
@@ -291,7 +398,7 @@ class Store:
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """The number the next appended message will get."""
         queue = self._queues.get(topic, queue_id)
-        return queue.next_offset if queue is not None else 0
+        return queue.ends.next_offset if queue is not None else 0
 
     def store_ms_at(self, topic: str, queue_id: int, offset: int) -> int | None:
         return self._reading.store_ms_at(topic, queue_id, offset)
@@ -335,7 +442,14 @@ class Store:
         if not self._queues.ids(topic):
             return 0
         if not self._config.is_sync_flush:
+            if self._refusal is None:
+                try:
+                    self._log.commit()
+                except OSError as error:
+                    self.flush_failed("commit", str(error), self._last_store_ms)
             self.dispatch(self._last_store_ms)
+        if self.hot is not None:
+            self.hot.forget_records()  # they point to queues that go now; the log has them all
         log.info("topic_deleted topic=%s", topic)
         return self._queues.remove_topic(topic)
 
@@ -346,6 +460,11 @@ class Store:
     @property
     def max_log_offset(self) -> int:
         return self._log.write_at
+
+    @property
+    def committed_offset(self) -> int:
+        """All bytes of the log before this are in its files; the log's end unless staged."""
+        return self._log.committed_at
 
     @property
     def flushed_offset(self) -> int:
@@ -364,10 +483,22 @@ class Store:
     # --------------------------------------------------------------------------------------- flush
 
     def take_flush(self, now_ms: int) -> Flush | None:
-        """What to sync of the log now, if anything; answered by flushed or flush_failed."""
+        """What to commit or sync of the log now, if anything; answered by flushed or flush_failed,
+        and then there may be more."""
+        flush = self._flush
+        if flush.quiet_from_ms <= now_ms < flush.quiet_until_ms:
+            return None
         if self._refusal is not None:
             return None
-        return self._flush.take_log(self._last_store_ms, now_ms)
+        if self._log.staging is not None:
+            commit = flush.take_commit(self._last_store_ms, now_ms)
+            if commit is not None:
+                return commit
+        return flush.take_log(self._last_store_ms, now_ms)
+
+    def take_next_file(self) -> Flush | None:
+        """What creates the next log file ahead, if it is time to; answered as a flush is."""
+        return None if self._refusal is not None else self._flush.take_next_file()
 
     def take_queue_flush(self, now_ms: int) -> Flush | None:
         """What to sync of queues, index and checkpoint now, if anything."""
@@ -382,21 +513,45 @@ class Store:
         )
 
     def flushed(self, kind: str, now_ms: int) -> None:
-        """A Flush is done: what it covered is durable."""
+        """A Flush is done: what it covered is durable, or of a commit, in the files."""
         if self._refusal is not None:
             return  # after a failure no success is believed
         self._flush.done(kind)
         if kind == "log":
             self.stats.log_flushes += 1
-        else:
+        elif kind == "commit":
+            self.stats.commits += 1
+        elif kind != NEXT_FILE:
             self.stats.queue_flushes += 1
 
     def flush_failed(self, kind: str, reason: str, now_ms: int) -> None:
         """A Flush failed: read-only until the next start, which recovers from what is on disk."""
+        if kind == NEXT_FILE:
+            self._flush.next_file_failed(reason, now_ms)
+            return
+        self._flush.since_ms = 0  # it is not slow, it is over
         log.error("flush_failed kind=%s reason=%s action=read-only", kind, reason)
         self.stats.flush_failures += 1
         if self._refusal is None:
             self._refusal = f"a flush of {kind} failed ({reason}); read-only until restart"
+
+    def stall_remark(self, now_ms: int) -> str | None:
+        """Why senders had better wait, if the disk does not keep up; None if it does.
+
+        With asynchronous flush only once much waits: the system would soon stop whoever writes to
+        a mapped file, and with that everything we do.
+        """
+        stalled_ms = self._flush.stalled_ms(now_ms)
+        limit_ms, most_bytes = self._config.stall_limit_ms, self._config.max_unflushed_bytes
+        if stalled_ms <= limit_ms:
+            return None
+        waiting = self._log.write_at - self._log.flushed_at
+        if not self._config.is_sync_flush and waiting <= most_bytes:
+            return None
+        return (
+            f"the disk has not finished a flush for {stalled_ms} ms, limit {limit_ms} ms "
+            f"(osPageCacheBusyTimeOutMills); {waiting} bytes wait for it"
+        )
 
     @property
     def is_writable(self) -> bool:
@@ -413,7 +568,8 @@ class Store:
         report = CleanReport(ratio, is_full)
         # Never the file being written, and none whose units are not on disk: a power loss would
         # take them, and with record and unit gone nobody would know where numbering had come to.
-        finished = [i for i in self._log.segments.items[:-1] if i.end <= self._log.write_at]
+        committed_at = self._log.committed_at
+        finished = [i for i in self._log.segments.items[:-1] if i.end <= committed_at]
         safe = min(self._log.flushed_at, self._flush.queues_at)
         candidates = [item for item in finished if item.end <= safe]
         count, report.reason = retention.choose(
@@ -471,6 +627,16 @@ class Store:
     @property
     def is_disk_full(self) -> bool:
         return self._disk_full_remark is not None
+
+    @property
+    def flush_work(self) -> int:
+        """What waits to become durable: 1 for the log, 2 for queues (the index goes with them); 4:
+        something waits to be committed."""
+        log = self._log
+        work = (log.write_at > log.flushed_at) | (2 if self._queues.dirty else 0)
+        if log.staging is not None and log.write_at > log.committed_at:
+            work |= 4
+        return work
 
     def next_deadline_ms(self, now_ms: int) -> int:
         """When take_flush, take_queue_flush or clean next have something to do."""

@@ -104,16 +104,25 @@ class FrameReader:
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[Frame]:
+        whole = self.join(data)
+        return [] if whole is None else self.split(whole)
+
+    def join(self, data: bytes) -> bytes | None:
+        """All bytes that are not yet cut, if they hold a whole frame; None while they don't."""
         if self.error is not None:
-            return []
+            return None
         if self._pending:
             self._pending += data
             if len(self._pending) < self._need:
-                return []
+                return None
             data = bytes(self._pending)
             self._pending = bytearray()
+        return data
+
+    def split(self, data: bytes, at: int = 0) -> list[Frame]:
+        """The frames in what `join` gave, from byte `at` on; the rest is kept."""
         frames: list[Frame] = []
-        at, end = 0, len(data)
+        end = len(data)
         need = 4
         while end - at >= 4:
             (length,) = _I32.unpack_from(data, at)
@@ -135,6 +144,20 @@ class FrameReader:
             self._pending = bytearray(data[at:])
             self._need = need
         return frames
+
+
+def frame_at(data: bytes, at: int, limit_bytes: int = MAX_FRAME_BYTES) -> tuple[Frame, int] | None:
+    """The frame that begins at `at`, and where it ends; None if it is not whole or not right."""
+    if len(data) - at < 4:
+        return None
+    (length,) = _I32.unpack_from(data, at)
+    end = at + 4 + int(length)
+    if not 4 <= length <= limit_bytes - 4 or end > len(data):
+        return None
+    try:
+        return _decode(data, at + 4, end), end
+    except WireError:
+        return None
 
 
 def decode_frame(raw: bytes) -> Frame:

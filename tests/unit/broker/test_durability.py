@@ -85,6 +85,25 @@ def test_a_slow_flush_answers_10_with_everything_a_success_has(sync: Bench) -> N
     assert sync.answer(opaque) is None, "answered once"
 
 
+def test_a_stalled_disk_refuses_new_sends_by_name_and_pulls_go_on(sync: Bench) -> None:
+    sync.post_send(body=b"before")
+    sync.flush()
+    waiting = sync.post_send()
+    sync.advance(1_000)
+    assert sync.answer(sync.post_send()) is None  # it waits as well
+    sync.advance(1)
+    refused = sync.send()
+    assert refused.code == 2
+    assert "has not finished a flush for 1001 ms" in str(refused.remark)
+    assert "osPageCacheBusyTimeOutMills" in str(refused.remark)
+    assert sync.broker.stats.counters.busy_slow_disk == 1
+    assert bodies_of(sync.pull()) == [b"before"]
+    sync.flush()
+    answer = sync.answer(waiting)
+    assert answer is not None and answer.code == 0
+    assert sync.answer(sync.post_send()) is None
+
+
 def test_wait_false_does_not_wait_for_the_flush(sync: Bench) -> None:
     assert sync.send(props={"WAIT": "false"}).code == 0
     assert sync.answer(sync.post_send(props={"WAIT": "true"})) is None

@@ -54,6 +54,16 @@ def flush_all(store: Store, now_ms: int) -> None:
             store.flushed(flush.kind, now_ms)
 
 
+class FakeMaking:
+    """Creates a file ahead."""
+
+    def __init__(self, files: FakeFiles, name: str, size: int) -> None:
+        self.files, self.name, self.size = files, name, size
+
+    def sync(self) -> None:
+        self.files.map(self.name, self.size).close()
+
+
 class FakeFiles:
     """ports.Files in memory."""
 
@@ -65,6 +75,7 @@ class FakeFiles:
         self.ratio = 0.1
         self.fail_sync: str | None = None
         self.fail_map: str | None = None
+        self.fail_write: str | None = None
         self.failed: set[str] = set()
         self.synced: list[str] = []
         self.most_mapped = 0
@@ -136,6 +147,10 @@ class FakeFiles:
         self.most_mapped = max(self.most_mapped, sum(self.mapped.values()))
         return FakeMapped(self, name)
 
+    @property
+    def queue_map_limit(self) -> int:
+        return 4096
+
     def target(self, name: str) -> FakeTarget:
         return FakeTarget(self, name)
 
@@ -147,6 +162,15 @@ class FakeFiles:
             raise OSError(5, f"input/output error: {name}")
         self.synced.append(name)
         self.durable[name] = bytes(self.seen[name])
+
+    def stage(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+    def writing(self, name: str, at: int, data: memoryview) -> FakeWrite:
+        return FakeWrite(self, name, at, data)
+
+    def making(self, name: str, size: int) -> FakeMaking:
+        return FakeMaking(self, name, size)
 
     def zero_from(self, name: str, at: int, size: int, *, is_durable: bool = True) -> None:
         assert not self.mapped.get(name), f"{name} is mapped"
@@ -204,6 +228,20 @@ class FakeTarget:
 
     def sync(self) -> None:
         self._files.sync(self.name)
+
+
+class FakeWrite(FakeTarget):
+    """Bytes on their way into a file."""
+
+    def __init__(self, files: FakeFiles, name: str, at: int, data: memoryview) -> None:
+        super().__init__(files, name)
+        self.at = at
+        self.data = data
+
+    def sync(self) -> None:
+        if self._files.fail_write is not None and self._files.fail_write in self.name:
+            raise OSError(28, f"no space left: {self.name}")
+        self._files.seen[self.name][self.at : self.at + len(self.data)] = self.data
 
 
 class FakeMapped(FakeTarget):

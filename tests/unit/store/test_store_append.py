@@ -31,7 +31,7 @@ def test_the_reference_record() -> None:
     """wire.md section 11: bytes produced by Java."""
     files, store = open_small()
     store._log.start_at(0)
-    store._queues.need("T", 3).next_offset = 10
+    store._queues.need("T", 3).ends.next_offset = 10
     for _ in range(1):
         store.append(
             message(

@@ -45,7 +45,7 @@ def test_missing_queue_file() -> None:
     queue = store._queues.get("T", 0)
     assert queue is not None
     queue.segments.items = queue.segments.items[2:]
-    queue.min_offset = 0
+    queue.ends.min_offset = 0
     found = store.fetch("T", 0, 3, 32)
     assert (found.status, found.next_offset) == (FetchStatus.OFFSET_FOUND_NULL, 16)
 

@@ -77,10 +77,18 @@ def test_a_clock_that_steps_back_does_not_stop_flushing() -> None:
 def test_next_file_is_made_ahead() -> None:
     files = FakeFiles()
     store = Store.open(files, small(), T0)
-    while store.max_log_offset <= 3072:
-        assert len(files.files("commitlog")) <= 1
+    while (made := store.take_next_file()) is None:
+        assert store.max_log_offset <= 2048
         store.append(message(b"x" * 50), T0)
-        store.take_flush(T0)
+    assert store.take_next_file() is None  # one is under way
+    assert len(files.files("commitlog")) == 1
+    store.flush_failed(made.kind, "no room", T0)
+    assert store.is_writable  # nobody needs it yet
+    made = store.take_next_file()
+    assert made is not None
+    for target in made.targets:
+        target.sync()  # by another thread
+    store.flushed(made.kind, T0)
     assert len(files.files("commitlog")) == 2
     files.fail_map = "commitlog"  # the roll itself needs nothing new
     while store.max_log_offset < 4096:
@@ -222,3 +230,21 @@ def test_deadlines() -> None:
     assert sync_store.next_deadline_ms(T0) == T0
     sync_store.take_flush(T0)
     assert sync_store.next_deadline_ms(T0) > T0
+
+
+def test_a_stalled_disk_is_told_of_once_it_matters() -> None:
+    store = Store.open(FakeFiles(), small(is_sync_flush=True), T0)
+    store.append(message(), T0)
+    assert store.take_flush(T0) is not None
+    assert store.stall_remark(T0 + 1000) is None
+    remark = store.stall_remark(T0 + 1001)
+    assert remark is not None
+    assert "1001 ms, limit 1000 ms (osPageCacheBusyTimeOutMills)" in remark
+    store.flushed("log", T0 + 1500)
+    assert store.stall_remark(T0 + 9000) is None
+    relaxed = Store.open(FakeFiles(), small(max_unflushed_bytes=500), T0)
+    relaxed.append(message(b"x" * 200), T0)
+    assert relaxed.take_flush(T0 + 10_000) is not None
+    assert relaxed.stall_remark(T0 + 20_000) is None  # little waits: nobody needs to
+    relaxed.append(message(b"x" * 400), T0)
+    assert relaxed.stall_remark(T0 + 20_000) is not None

@@ -130,7 +130,7 @@ def test_full_file_and_names_stay_sorted() -> None:
     names = [name for name, _ in files.files("index")]
     assert names == sorted(set(names))
     assert len(names) == 7
-    assert [item.count for item in index.items] == [40] * 6 + [7]
+    assert [item.head.count for item in index.items] == [40] * 6 + [7]
     again = KeyIndex(files, small())
     again.load()
     assert list(again.find("T", "x", 0, FOREVER)) == [n * 100 for n in reversed(range(120))]

@@ -50,7 +50,7 @@ def test_pre_blank_when_a_queue_begins_in_mid_numbering() -> None:
     """A follower that starts late, or a queue whose log has expired, begins at index 21."""
     files = FakeFiles()
     store = Store.open(files, small(), T0)
-    store._queues.need("T", 0).next_offset = 21
+    store._queues.need("T", 0).ends.next_offset = 21
     store.append(message(b"x" * 50), T0)
     store.dispatch(T0)
     assert files.files("consumequeue/T/0") == [(f"{320:020d}", 320)]
@@ -178,7 +178,7 @@ def test_gap_is_filled_so_that_a_scan_passes_it() -> None:
     files = FakeFiles()
     store = Store.open(files, small(), T0)
     store.append(message(b"a"), T0)
-    store._queues.need("T", 0).next_offset = 3
+    store._queues.need("T", 0).ends.next_offset = 3
     store.append(message(b"b"), T0)
     store.dispatch(T0)
     for opened in (store, Store.open(files.copy(), small(), T0)):

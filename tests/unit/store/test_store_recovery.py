@@ -400,11 +400,13 @@ def test_precreated_file_is_legal_and_goes_on_a_clean_close() -> None:
     store = Store.open(files, small(), T0)
     while store.max_log_offset < 3500:
         fill(store, 1)
-    store.take_flush(T0)
+    made = store.take_next_file()
+    assert made is not None
+    made.targets[0].sync()
     assert len(files.files("commitlog")) == 2
     again = Store.open(files.copy(), small(), T0)  # killed with the leftover
     assert again.max_log_offset == store.max_log_offset
-    store.flushed("log", T0)
+    store.flushed(made.kind, T0)
     store.close(T0)
     assert len(files.files("commitlog")) == 1
 

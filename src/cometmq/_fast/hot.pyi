@@ -1,0 +1,123 @@
+from collections.abc import Callable, Iterable
+
+class Pin:
+    def __init__(self, buffer: memoryview, start: int) -> None: ...
+    def release(self) -> None: ...
+    def take_used(self) -> bool: ...
+    @property
+    def is_released(self) -> bool: ...
+
+class QueueEnds:
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    next_offset: int
+    log_end: int
+    log_min: int
+    is_watched: bool
+    is_marked: bool
+    def __init__(self, topic: str, queue_id: int) -> None: ...
+    def pin_tail(self, pin: Pin | None) -> None: ...
+    def pin_read(self, pin: Pin | None) -> None: ...
+
+class IndexHead:
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    count: int
+
+class Traffic:
+    count: int
+    size: int
+    def __init__(self, count: int = 0, size: int = 0) -> None: ...
+
+class Hot:
+    write_at: int
+    frames: int
+    dispatched: int
+    dispatched_ms: int
+    is_indexing: bool
+    def configure_store(
+        self,
+        *,
+        file_bytes: int,
+        max_message_bytes: int,
+        in_memory_bytes: int,
+        max_fetch_count: int,
+        max_fetch_bytes: int,
+        max_cold_fetch_count: int,
+        max_cold_fetch_bytes: int,
+        max_scan_units: int,
+        index_slots: int,
+        index_entries: int,
+        is_indexed: bool,
+    ) -> None: ...
+    def configure_broker(
+        self,
+        *,
+        max_frame_bytes: int,
+        is_lite_allowed: bool,
+        added: bytes,
+        store_host: bytes,
+        ack_json: list[bytes],
+        pull_json: list[bytes],
+        ack_binary: list[bytes],
+        pull_binary: list[bytes],
+    ) -> None: ...
+    def learn_queue(
+        self, topic: str, queue_count: int, ends: QueueEnds, traffic: Traffic
+    ) -> None: ...
+    def learn_pull(
+        self,
+        group: str,
+        topic: str,
+        text: str | None,
+        *,
+        sub_version: int,
+        queue_count: int,
+        codes: Iterable[int] | None,
+        traffic: Traffic,
+        offsets: dict[tuple[str, str], dict[int, int]],
+        pulled: dict[tuple[str, str], dict[int, int]],
+        commit: Callable[[int, int, bytes], None],
+        ends: QueueEnds,
+    ) -> None: ...
+    def learn_log_file(self, pin: Pin) -> None: ...
+    def forget(self) -> None: ...
+    def forget_topic(self, topic: str) -> None: ...
+    def forget_pulls(self) -> None: ...
+    def forget_records(self) -> None: ...
+    def feed(
+        self,
+        data: bytes,
+        at: int,
+        log: memoryview,
+        log_begin: int,
+        log_end: int,
+        write_at: int,
+        log_min: int,
+        store_ms: int,
+        born_host: bytes,
+        allowed: int,
+    ) -> int: ...
+    def take_replies(self) -> bytes | None: ...
+    def take_acks(self) -> bytes | None: ...
+    @property
+    def is_full(self) -> bool: ...
+    def take_sums(self) -> tuple[int, int, int, int, int, int]: ...
+    @property
+    def pending_at(self) -> int: ...
+    @property
+    def pending_count(self) -> int: ...
+    def drop_pending(self, position: int) -> None: ...
+    def dispatch(
+        self,
+        position: int,
+        limit: int,
+        index: IndexHead | None,
+        index_buffer: memoryview | None,
+        arrivals: list[tuple[QueueEnds, int, int, int, int]],
+    ) -> int: ...

@@ -1,0 +1,1711 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, nonecheck=False
+"""The per-message path, compiled: ordinary sends and pulls on whole buffers.
+
+    feed      frames in -> records in the log's memory, replies in a buffer; stops before the first
+              frame that is not ordinary
+    dispatch  records of feed -> units in queue memory, entries in the key index
+
+Owns: nothing that lasts. Policy (which topics, which pulls, which limits) is worked out by the
+broker, taught here and forgotten when it changes; positions live in the small objects that the
+store shares with this file (QueueEnds, IndexHead) or come in and go out with each call. One rule:
+what it does is byte for byte what the plain path does with the same frames; whatever it is not sure
+of it leaves alone, and changes nothing for it.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from cometmq._fast.headers cimport (
+    PULL_FIELDS,
+    SEND_FIELDS,
+    Head,
+    Text,
+    is_true,
+    may_int32,
+    may_int64,
+    named_fields,
+    need_int32,
+    need_int64,
+    scan_binary,
+    scan_json,
+    send_fields,
+    unescape,
+)
+from cometmq._fast.ints cimport (
+    Bytes,
+    crc32,
+    crc_start,
+    get16,
+    get32,
+    get64,
+    index_hash,
+    is_utf8,
+    java_hash,
+    put16,
+    put32,
+    put64,
+    put_decimal,
+    put_hex,
+)
+
+crc_start()
+
+cdef enum:
+    SEND = 10
+    SEND_V2 = 310
+    SEND_BATCH = 320
+    PULL = 11
+    LITE_PULL = 361
+
+    FLAG_RESPONSE = 1
+    FLAG_ONEWAY = 2
+
+    # what feed is allowed to do this time
+    MAY_SEND = 1
+    MAY_PULL = 2
+    IS_SYNC = 4
+
+    # bits of a pull's sysFlag
+    PULL_COMMITS = 1
+    PULL_SUBSCRIBES = 4
+    PULL_IS_LITE = 16
+
+    NOT_ORDINARY_BITS = 0xC | 0x40 | 0x80  # transactions and inner batches
+    BORN_V6 = 0x10
+    STORE_V6 = 0x20
+
+    UNIT_BYTES = 20
+    BLANK_BYTES = 8
+    INDEX_HEAD_BYTES = 40
+    MIN_RECORD_BYTES = 91
+    RECORD_OVERHEAD_BYTES = 65536
+    MAX_PROPERTIES_BYTES = 32767
+    MAX_TOPIC_BYTES = 127
+    BATCH_HEAD_BYTES = 20
+
+    PENDING = 65536  # records between append and dispatch; a power of two
+    PENDING_KEYS = 262144  # their key hashes; a power of two
+    MOST_KEYS = 64  # of one message; more is not ordinary
+    MOST_PIECES = 4096  # messages of one batch
+    MOST_FETCHED = 1024
+    LOG_PINS = 64
+    MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
+
+cdef uint32_t MAGIC_V1 = 0xDAA320A7
+cdef uint32_t MAGIC_V2 = 0xDAA320AB
+cdef int64_t BLANK_SIZE = 0x7FFFFFFF
+cdef int64_t EXT_ADDRESS_MAX = -2147483649
+
+cdef const char* SEND_NAMES[SEND_FIELDS]
+cdef int SEND_SIZES[SEND_FIELDS]
+cdef const char* PULL_NAMES[PULL_FIELDS]
+cdef int PULL_SIZES[PULL_FIELDS]
+
+SEND_NAMES[:] = [
+    b"producerGroup", b"topic", b"defaultTopic", b"defaultTopicQueueNums", b"queueId", b"sysFlag",
+    b"bornTimestamp", b"flag", b"properties", b"reconsumeTimes", b"unitMode",
+    b"maxReconsumeTimes", b"batch", b"bname",
+]
+SEND_SIZES[:] = [13, 5, 12, 21, 7, 7, 13, 4, 10, 14, 8, 17, 5, 5]
+PULL_NAMES[:] = [
+    b"consumerGroup", b"topic", b"queueId", b"queueOffset", b"maxMsgNums", b"sysFlag",
+    b"commitOffset", b"suspendTimeoutMillis", b"subVersion", b"subscription", b"expressionType",
+    b"maxMsgBytes",
+]
+PULL_SIZES[:] = [13, 5, 7, 11, 10, 7, 12, 20, 10, 12, 14, 11]
+
+
+# ------------------------------------------------------------------------------- shared positions
+
+
+cdef struct PinState:
+    uint8_t* at  # NULL once released
+    int64_t start  # what its first byte is in the space of bytes that it is part of
+    int64_t end
+    int used
+
+
+cdef class Pin:
+    """A mapped file that compiled code may touch, until `release`, which comes before unmapping."""
+
+    cdef Py_buffer buffer
+    cdef PinState state
+
+    def __init__(self, buffer, int64_t start):
+        PyObject_GetBuffer(buffer, &self.buffer, PyBUF_WRITABLE)
+        self.state.at = <uint8_t*>self.buffer.buf
+        self.state.start = start
+        self.state.end = start + self.buffer.len
+        self.state.used = 1
+
+    def __dealloc__(self):
+        if self.state.at != NULL:
+            self.state.at = NULL
+            PyBuffer_Release(&self.buffer)
+
+    def release(self):
+        if self.state.at != NULL:
+            self.state.at = NULL
+            PyBuffer_Release(&self.buffer)
+
+    @property
+    def is_released(self):
+        return self.state.at == NULL
+
+    def take_used(self):
+        """Whether it was touched since the last time this was asked."""
+        cdef bint used = self.state.used
+        self.state.used = 0
+        return used
+
+
+cdef struct Queue:
+    int64_t min_offset
+    int64_t max_offset
+    int64_t next_offset
+    int64_t log_end
+    int64_t log_min
+    int32_t queue_id
+    bint is_watched
+    bint is_marked  # its last file is known to be dirty
+    PinState* tail
+    PinState* read
+    void* ends  # the QueueEnds it is part of
+
+
+cdef class QueueEnds:
+    """store/ends.py's QueueEnds, with room for the pins of the compiled path."""
+
+    cdef Queue queue
+    cdef readonly str topic
+    cdef Pin _tail
+    cdef Pin _read
+
+    def __cinit__(self, str topic, int queue_id):
+        memset(&self.queue, 0, sizeof(Queue))
+        self.topic = topic
+        self.queue.queue_id = queue_id
+        self.queue.ends = <void*>self
+
+    @property
+    def queue_id(self):
+        return self.queue.queue_id
+
+    @property
+    def min_offset(self):
+        return self.queue.min_offset
+
+    @min_offset.setter
+    def min_offset(self, int64_t value):
+        self.queue.min_offset = value
+
+    @property
+    def max_offset(self):
+        return self.queue.max_offset
+
+    @max_offset.setter
+    def max_offset(self, int64_t value):
+        self.queue.max_offset = value
+
+    @property
+    def next_offset(self):
+        return self.queue.next_offset
+
+    @next_offset.setter
+    def next_offset(self, int64_t value):
+        self.queue.next_offset = value
+
+    @property
+    def log_end(self):
+        return self.queue.log_end
+
+    @log_end.setter
+    def log_end(self, int64_t value):
+        self.queue.log_end = value
+
+    @property
+    def log_min(self):
+        return self.queue.log_min
+
+    @log_min.setter
+    def log_min(self, int64_t value):
+        self.queue.log_min = value
+
+    @property
+    def is_watched(self):
+        return self.queue.is_watched
+
+    @is_watched.setter
+    def is_watched(self, bint value):
+        self.queue.is_watched = value
+
+    @property
+    def is_marked(self):
+        return self.queue.is_marked
+
+    @is_marked.setter
+    def is_marked(self, bint value):
+        self.queue.is_marked = value
+
+    def pin_tail(self, Pin pin):
+        """The file that the next unit goes to; None forgets it."""
+        self._tail = pin
+        self.queue.tail = &pin.state if pin is not None else NULL
+
+    def pin_read(self, Pin pin):
+        """The file that readers are in; None forgets it."""
+        self._read = pin
+        self.queue.read = &pin.state if pin is not None else NULL
+
+
+cdef class IndexHead:
+    """store/ends.py's IndexHead: the numbers at the front of one index file."""
+
+    cdef public int64_t begin_ms
+    cdef public int64_t end_ms
+    cdef public int64_t begin_offset
+    cdef public int64_t end_offset
+    cdef public int32_t slots_used
+    cdef public int32_t count
+
+
+cdef class Traffic:
+    """broker/stats.py's Traffic: messages and bytes."""
+
+    cdef public int64_t count
+    cdef public int64_t size
+
+    def __init__(self, count=0, size=0):
+        self.count = count
+        self.size = size
+
+
+# ------------------------------------------------------------------------------ a table by bytes
+
+
+cdef struct Slot:
+    uint32_t hash
+    int32_t size
+    Bytes key
+    void* value
+
+
+cdef uint32_t fnv(Bytes p, Py_ssize_t size) noexcept nogil:
+    cdef uint32_t value = 2166136261u
+    cdef Py_ssize_t i
+    for i in range(size):
+        value = (value ^ p[i]) * 16777619u
+    return value
+
+
+cdef class Table:
+    """bytes -> object, read without making a Python object of the key."""
+
+    cdef Slot* slots
+    cdef uint32_t mask
+    cdef dict items
+
+    def __cinit__(self):
+        self.items = {}
+        self.mask = 63
+        self.slots = <Slot*>calloc(64, sizeof(Slot))
+        if self.slots == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    cdef void put(self, bytes key, object value):
+        cdef bint is_new = key not in self.items
+        self.items[key] = value
+        if is_new and 2 * <uint32_t>len(self.items) <= self.mask:
+            self.place(key, value)
+        else:
+            self.rebuild()
+
+    cdef void drop(self, bytes key):
+        if self.items.pop(key, None) is not None:
+            self.rebuild()
+
+    cdef void clear(self):
+        self.items.clear()
+        memset(self.slots, 0, (<size_t>self.mask + 1) * sizeof(Slot))
+
+    cdef void rebuild(self):
+        """Place all anew, in a table at most a quarter full."""
+        cdef uint32_t wanted = 64
+        cdef Slot* slots
+        cdef bytes key
+        while wanted < 4 * <uint32_t>len(self.items):
+            wanted *= 2
+        if wanted > self.mask + 1:
+            slots = <Slot*>calloc(wanted, sizeof(Slot))
+            if slots == NULL:
+                raise MemoryError()
+            free(self.slots)
+            self.slots = slots
+            self.mask = wanted - 1
+            for key, value in self.items.items():
+                self.place(key, value)
+            return
+        memset(self.slots, 0, (<size_t>self.mask + 1) * sizeof(Slot))
+        for key, value in self.items.items():
+            self.place(key, value)
+
+    cdef void place(self, bytes key, object value):
+        cdef Bytes p = <Bytes>PyBytes_AS_STRING(key)
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
+        cdef uint32_t value_hash = fnv(p, size)
+        cdef uint32_t at = value_hash & self.mask
+        while self.slots[at].value != NULL:
+            at = (at + 1) & self.mask
+        self.slots[at].hash = value_hash
+        self.slots[at].size = <int32_t>size
+        self.slots[at].key = p
+        self.slots[at].value = <void*>value
+
+    cdef void* find(self, Bytes p, Py_ssize_t size) noexcept:
+        cdef uint32_t value_hash = fnv(p, size)
+        cdef uint32_t at = value_hash & self.mask
+        cdef Slot* slot
+        while True:
+            slot = &self.slots[at]
+            if slot.value == NULL:
+                return NULL
+            if slot.hash == value_hash and slot.size == size and memcmp(slot.key, p, size) == 0:
+                return slot.value
+            at = (at + 1) & self.mask
+
+
+cdef class _Queues:
+    """The queues of one topic by number; those that were not taught are NULL."""
+
+    cdef Queue** queues
+    cdef int count
+    cdef list kept
+
+    def __cinit__(self, int count):
+        self.count = count
+        self.kept = []
+        self.queues = <Queue**>calloc(max(count, 1), sizeof(Queue*))
+        if self.queues == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.queues)
+
+    cdef void set(self, int queue_id, QueueEnds ends):
+        if 0 <= queue_id < self.count and self.queues[queue_id] != &ends.queue:
+            self.kept.append(ends)
+            self.queues[queue_id] = &ends.queue
+
+
+cdef class _Topic:
+    """A topic that may be sent to without asking anybody."""
+
+    cdef bytes name
+    cdef _Queues queues
+    cdef Traffic traffic
+    cdef uint32_t key_hash  # Java's hash of `topic#`
+
+
+cdef class _Pass:
+    """A pull (group, topic, filter) that was allowed, and what serving it needs."""
+
+    cdef _Queues queues
+    cdef Traffic traffic
+    cdef int64_t sub_version
+    cdef bint accepts_all
+    cdef int code_count
+    cdef int32_t* codes
+    cdef dict offsets  # (topic, group) -> queue id -> committed offset
+    cdef dict pulled  # the same, of pulls
+    cdef object commit  # called with (queue id, offset, address) when it changes
+    cdef tuple key
+
+    def __dealloc__(self):
+        free(self.codes)
+
+    cdef bint accepts(self, int64_t tags_code) noexcept:
+        cdef int32_t code = <int32_t><uint32_t><uint64_t>tags_code
+        cdef int low = 0, high = self.code_count, middle
+        while low < high:
+            middle = (low + high) >> 1
+            if self.codes[middle] < code:
+                low = middle + 1
+            else:
+                high = middle
+        return low < self.code_count and self.codes[low] == code
+
+
+# --------------------------------------------------------------------------------------- growing
+
+
+cdef struct Out:
+    uint8_t* at
+    Py_ssize_t size
+    Py_ssize_t room
+
+
+cdef bint make_room(Out* out, Py_ssize_t more) noexcept:
+    """Room for `more` bytes; False if there is no memory."""
+    cdef Py_ssize_t wanted = out.room
+    cdef uint8_t* grown
+    if out.room - out.size >= more:
+        return True
+    while wanted - out.size < more:
+        wanted *= 2
+    grown = <uint8_t*>realloc(out.at, wanted)
+    if grown == NULL:
+        return False
+    out.at = grown
+    out.room = wanted
+    return True
+
+
+cdef inline uint8_t* put_bytes(uint8_t* p, bytes text) noexcept:
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text)
+    memcpy(p, PyBytes_AS_STRING(text), size)
+    return p + size
+
+
+cdef inline uint8_t* put_entry(uint8_t* p, const char* key, int key_size, Bytes raw, int size) noexcept:
+    """One entry of a binary header's map."""
+    put16(p, key_size)
+    memcpy(p + 2, key, key_size)
+    put32(p + 2 + key_size, size)
+    memcpy(p + 6 + key_size, raw, size)
+    return p + 6 + key_size + size
+
+
+# ---------------------------------------------------------------------------------------- message
+
+
+cdef struct Pending:
+    int64_t log_offset
+    int64_t queue_offset
+    int64_t tags_code
+    int64_t store_ms
+    Queue* queue
+    uint32_t first_key
+    int32_t key_count
+    int32_t size
+
+
+# What properties say, and the bytes that are stored: in `text`, with what the broker adds.
+cdef struct Cooked:
+    uint8_t* text
+    int32_t size
+    int64_t tags_code
+    Bytes unique
+    int32_t unique_size
+    int32_t key_count
+    uint32_t keys[MOST_KEYS]
+
+
+cdef inline bint is_name(Bytes p, Py_ssize_t size, const char* name, int name_size) noexcept nogil:
+    return size == name_size and memcmp(p, name, name_size) == 0
+
+
+cdef inline bint ends_with(Bytes p, Py_ssize_t size, const char* name, int name_size) noexcept nogil:
+    return size >= name_size and memcmp(p + size - name_size, name, name_size) == 0
+
+
+cdef inline bint is_ascii(Bytes p, int32_t size) noexcept nogil:
+    cdef int32_t i
+    for i in range(size):
+        if p[i] >= 0x80:
+            return False
+    return True
+
+
+cdef inline bint is_plain_json(Bytes p, int32_t size) noexcept nogil:
+    """Whether a text goes into JSON as it is."""
+    cdef int32_t i
+    for i in range(size):
+        if p[i] < 0x20 or p[i] >= 0x7F or p[i] == c'"' or p[i] == c"\\":
+            return False
+    return True
+
+
+cdef class Hot:
+    """One broker's compiled path. All calls come from the broker's own thread."""
+
+    cdef Table topics
+    cdef Table passes
+    cdef _Topic last_topic
+    cdef Out replies
+    cdef Out acks
+    cdef uint8_t* scratch
+    cdef Pending* pending
+    cdef uint32_t* pending_keys
+    cdef uint32_t pending_head, pending_tail, keys_head, keys_tail
+    cdef list log_pin_objects
+    cdef PinState* log_pins[LOG_PINS]
+    # settings
+    cdef int64_t file_bytes, max_message_bytes, max_frame_bytes, in_memory_bytes
+    cdef int max_fetch_count, max_cold_fetch_count, max_scan_units
+    cdef int64_t max_fetch_bytes, max_cold_fetch_bytes
+    cdef int64_t index_slots, index_entries
+    cdef bint is_indexed, is_lite_allowed
+    cdef bytes added, store_host
+    cdef bytes ack_head, ack_queue, ack_offset, ack_unique, ack_flag, ack_tail
+    cdef bytes binary_head, binary_flag, binary_ext, binary_remark, pull_ext
+    cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
+    # the buffer being fed
+    cdef uint8_t* log
+    cdef int64_t log_begin, log_end, log_min
+    cdef int64_t store_ms
+    cdef bytes born_host
+    cdef int allowed
+    # what came of it
+    cdef readonly int64_t write_at
+    cdef readonly int64_t frames
+    # sums until somebody takes them
+    cdef int64_t appended_count, appended_bytes, fetched_count, fetched_bytes, pulls, requests
+    cdef readonly int64_t dispatched
+    cdef readonly int64_t dispatched_ms
+    cdef readonly bint is_indexing
+
+    def __cinit__(self):
+        self.topics = Table()
+        self.passes = Table()
+        self.log_pin_objects = [None] * LOG_PINS
+        self.replies.room = self.acks.room = 65536
+        self.replies.at = <uint8_t*>malloc(self.replies.room)
+        self.acks.at = <uint8_t*>malloc(self.acks.room)
+        self.scratch = <uint8_t*>malloc(2 * MAX_PROPERTIES_BYTES + 1024)
+        self.pending = <Pending*>malloc(PENDING * sizeof(Pending))
+        self.pending_keys = <uint32_t*>malloc(PENDING_KEYS * sizeof(uint32_t))
+        if (
+            self.replies.at == NULL
+            or self.acks.at == NULL
+            or self.scratch == NULL
+            or self.pending == NULL
+            or self.pending_keys == NULL
+        ):
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.replies.at)
+        free(self.acks.at)
+        free(self.scratch)
+        free(self.pending)
+        free(self.pending_keys)
+
+    # ----------------------------------------------------------------------------------- teaching
+
+    def configure_store(
+        self,
+        *,
+        int64_t file_bytes,
+        int64_t max_message_bytes,
+        int64_t in_memory_bytes,
+        int max_fetch_count,
+        int64_t max_fetch_bytes,
+        int max_cold_fetch_count,
+        int64_t max_cold_fetch_bytes,
+        int max_scan_units,
+        int64_t index_slots,
+        int64_t index_entries,
+        bint is_indexed,
+    ):
+        """The store's limits."""
+        self.file_bytes = file_bytes
+        self.max_message_bytes = max_message_bytes
+        self.in_memory_bytes = in_memory_bytes
+        self.max_fetch_count = min(max_fetch_count, MOST_FETCHED)
+        self.max_fetch_bytes = max_fetch_bytes
+        self.max_cold_fetch_count = min(max_cold_fetch_count, MOST_FETCHED)
+        self.max_cold_fetch_bytes = max_cold_fetch_bytes
+        self.max_scan_units = max_scan_units
+        self.index_slots = index_slots
+        self.index_entries = index_entries
+        self.is_indexed = is_indexed
+
+    def configure_broker(
+        self,
+        *,
+        int64_t max_frame_bytes,
+        bint is_lite_allowed,
+        bytes added,
+        bytes store_host,
+        list ack_json,
+        list pull_json,
+        list ack_binary,
+        list pull_binary,
+    ):
+        """What goes into every record and every answer. The lists are answers of the plain path,
+        cut where a value goes (see broker/teach.py)."""
+        self.max_frame_bytes = max_frame_bytes
+        self.is_lite_allowed = is_lite_allowed
+        self.added = added
+        self.store_host = store_host
+        (
+            self.ack_head,
+            self.ack_queue,
+            self.ack_offset,
+            self.ack_unique,
+            self.ack_flag,
+            self.ack_tail,
+        ) = ack_json
+        self.pull_head, self.pull_min, self.pull_max, self.pull_flag, self.pull_tail = pull_json
+        self.binary_head, self.binary_flag, self.binary_ext = ack_binary
+        self.binary_remark, self.pull_ext = pull_binary
+        self.forget()
+
+    def learn_queue(self, str topic, int queue_count, QueueEnds ends, Traffic traffic):
+        """Sends to this queue are ordinary until `forget`."""
+        cdef bytes name = topic.encode("utf-8")
+        cdef _Topic found
+        cdef void* known = self.topics.find(<Bytes>PyBytes_AS_STRING(name), len(name))
+        if len(name) > MAX_TOPIC_BYTES:
+            return
+        if known == NULL:
+            found = _Topic()
+            found.name = name
+            found.queues = _Queues(queue_count)
+            found.traffic = traffic
+            found.key_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name))
+            found.key_hash = found.key_hash * 31 + 35  # "#"
+            self.topics.put(name, found)
+        else:
+            found = <_Topic>known
+        found.queues.set(ends.queue.queue_id, ends)
+
+    def learn_pull(
+        self,
+        str group,
+        str topic,
+        str text,
+        *,
+        int64_t sub_version,
+        int queue_count,
+        object codes,
+        Traffic traffic,
+        dict offsets,
+        dict pulled,
+        object commit,
+        QueueEnds ends,
+    ):
+        """Pulls of this group from this queue are ordinary until `forget`. `text`: the filter that
+        the request itself carries, None if the group's own applies; `codes`: None for all."""
+        cdef bytes key = pass_key(group, topic, text)
+        cdef void* known = self.passes.find(<Bytes>PyBytes_AS_STRING(key), len(key))
+        cdef _Pass found
+        cdef int i
+        if known == NULL:
+            found = _Pass()
+            found.queues = _Queues(queue_count)
+            found.traffic = traffic
+            found.sub_version = sub_version
+            found.accepts_all = codes is None
+            if codes is not None:
+                found.code_count = len(codes)
+                found.codes = <int32_t*>malloc(max(len(codes), 1) * sizeof(int32_t))
+                if found.codes == NULL:
+                    raise MemoryError()
+                for i, code in enumerate(sorted(codes)):
+                    found.codes[i] = code
+            found.offsets = offsets
+            found.pulled = pulled
+            found.commit = commit
+            found.key = (topic, group)
+            self.passes.put(key, found)
+        else:
+            found = <_Pass>known
+        found.queues.set(ends.queue.queue_id, ends)
+
+    def learn_log_file(self, Pin pin):
+        """Records in this file can be read."""
+        cdef int at = <int>((pin.state.start // self.file_bytes) % LOG_PINS)
+        self.log_pin_objects[at] = pin
+        self.log_pins[at] = &pin.state
+
+    def forget(self):
+        """Everything taught about topics and pulls: something has changed."""
+        self.last_topic = None
+        self.topics.clear()
+        self.passes.clear()
+
+    def forget_topic(self, str topic):
+        self.last_topic = None
+        self.topics.drop(topic.encode("utf-8"))
+        self.passes.clear()
+
+    def forget_pulls(self):
+        self.passes.clear()
+
+    def forget_records(self):
+        """What was appended and not dispatched: whoever dispatches reads it from the log."""
+        self.pending_head = self.pending_tail
+        self.keys_head = self.keys_tail
+
+    # --------------------------------------------------------------------------------------- feed
+
+    def feed(
+        self,
+        bytes data,
+        Py_ssize_t at,
+        object log,
+        int64_t log_begin,
+        int64_t log_end,
+        int64_t write_at,
+        int64_t log_min,
+        int64_t store_ms,
+        bytes born_host,
+        int allowed,
+    ):
+        """Do what the frames from byte `at` on ask for; returns the byte where that ends.
+
+        `log`: memory of the file being written, which holds [log_begin, log_end) of the log.
+        """
+        cdef Py_buffer view
+        cdef Bytes begin = <Bytes>PyBytes_AS_STRING(data) + at
+        cdef Bytes p = begin
+        cdef Bytes end = <Bytes>PyBytes_AS_STRING(data) + PyBytes_GET_SIZE(data)
+        self.frames = 0
+        self.replies.size = self.acks.size = 0
+        self.write_at = write_at
+        self.log_begin = log_begin
+        self.log_end = log_end
+        self.log_min = log_min
+        self.store_ms = store_ms
+        self.born_host = born_host
+        self.allowed = allowed
+        PyObject_GetBuffer(log, &view, PyBUF_SIMPLE)
+        self.log = <uint8_t*>view.buf
+        if view.len != log_end - log_begin or view.readonly:
+            self.allowed &= ~MAY_SEND
+        try:
+            while p < end:
+                p = self.one(p, end)
+                if p == NULL:
+                    break
+                begin = p
+        finally:
+            self.requests += self.frames
+            self.log = NULL
+            PyBuffer_Release(&view)
+        return begin - <Bytes>PyBytes_AS_STRING(data)
+
+    def take_replies(self):
+        """What the last feed answered; None if nothing."""
+        if self.replies.size == 0:
+            return None
+        return PyBytes_FromStringAndSize(<char*>self.replies.at, self.replies.size)
+
+    def take_acks(self):
+        """Answers to sends that must wait for the disk (only where feed was told so)."""
+        if self.acks.size == 0:
+            return None
+        return PyBytes_FromStringAndSize(<char*>self.acks.at, self.acks.size)
+
+    @property
+    def is_full(self):
+        """Whether the last feed stopped because it had answered enough for one turn."""
+        return self.replies.size > MOST_REPLY_BYTES
+
+    def take_sums(self):
+        """Requests; messages and bytes appended; pulls, messages and bytes fetched: since the last
+        time this was asked."""
+        sums = (
+            self.requests, self.appended_count, self.appended_bytes, self.pulls,
+            self.fetched_count, self.fetched_bytes,
+        )
+        self.requests = self.appended_count = self.appended_bytes = 0
+        self.pulls = self.fetched_count = self.fetched_bytes = 0
+        return sums
+
+    cdef Bytes one(self, Bytes p, Bytes end):
+        """One frame; NULL if it is not whole or not ordinary."""
+        cdef Head head
+        cdef int64_t length
+        cdef int64_t header_size
+        cdef uint32_t mark
+        cdef Bytes body
+        cdef Bytes stop
+        cdef bint is_binary
+        if end - p < 8 or self.replies.size > MOST_REPLY_BYTES:
+            return NULL
+        length = <int32_t>get32(p)
+        if length < 4 or length > self.max_frame_bytes - 4 or end - p < 4 + length:
+            return NULL
+        mark = get32(p + 4)
+        header_size = mark & 0xFFFFFF
+        if header_size > length - 4:
+            return NULL
+        stop = p + 4 + length
+        body = p + 8 + header_size
+        if mark >> 24 == 0:
+            is_binary = False
+            if not scan_json(p + 8, body, &head):
+                return NULL
+        elif mark >> 24 == 1:
+            is_binary = True
+            if not scan_binary(p + 8, body, &head):
+                return NULL
+        else:
+            return NULL
+        if head.flag & FLAG_RESPONSE:
+            return NULL
+        if head.code == SEND_V2 or head.code == SEND or head.code == SEND_BATCH:
+            if not self.allowed & MAY_SEND or not self.send(&head, is_binary, body, stop):
+                return NULL
+        elif head.code == PULL or head.code == LITE_PULL:
+            if not self.allowed & MAY_PULL or not self.pull(&head, is_binary):
+                return NULL
+        else:
+            return NULL
+        self.frames += 1
+        return stop
+
+    # --------------------------------------------------------------------------------------- send
+
+    cdef bint send(self, Head* head, bint is_binary, Bytes body, Bytes stop):
+        cdef Text fields[SEND_FIELDS]
+        cdef int32_t queue_id, sys_flag, flag, number = 0, reconsume_times = 0
+        cdef int64_t born_ms
+        cdef _Topic topic
+        cdef Queue* queue
+        if head.code == SEND:
+            if not named_fields(head, fields, SEND_NAMES, SEND_SIZES, SEND_FIELDS):
+                return False
+        elif not send_fields(head, fields):
+            return False
+        if fields[0].at == NULL or fields[1].at == NULL or fields[2].at == NULL:
+            return False
+        if fields[1].escaped or fields[12].escaped:
+            return False
+        if not (
+            need_int32(&fields[3], &number)
+            and need_int32(&fields[4], &queue_id)
+            and need_int32(&fields[5], &sys_flag)
+            and need_int64(&fields[6], &born_ms)
+            and need_int32(&fields[7], &flag)
+            and may_int32(&fields[9], &reconsume_times)
+            and may_int32(&fields[11], &number)
+        ):
+            return False
+        if sys_flag < 0 or sys_flag & NOT_ORDINARY_BITS:
+            return False
+        topic = self.topic_of(fields[1].at, fields[1].size)
+        if topic is None or not 0 <= queue_id < topic.queues.count:
+            return False
+        queue = topic.queues.queues[queue_id]
+        if queue == NULL or stop - body > self.max_message_bytes:
+            return False
+        sys_flag &= ~(BORN_V6 | STORE_V6)
+        if is_true(&fields[12]):
+            return self.send_batch(
+                head, is_binary, topic, queue, &fields[8], sys_flag, born_ms, reconsume_times, body,
+                stop,
+            )
+        return self.send_one(
+            head, is_binary, topic, queue, &fields[8], sys_flag, flag, born_ms, reconsume_times,
+            body, stop,
+        )
+
+    cdef _Topic topic_of(self, Bytes name, int32_t size):
+        cdef _Topic topic = self.last_topic
+        cdef void* found
+        if topic is not None and PyBytes_GET_SIZE(topic.name) == size:
+            if memcmp(PyBytes_AS_STRING(topic.name), name, size) == 0:
+                return topic
+        found = self.topics.find(name, size)
+        if found == NULL:
+            return None
+        topic = <_Topic>found
+        self.last_topic = topic
+        return topic
+
+    cdef bint cook(self, _Topic topic, Cooked* cooked):
+        """Read properties that stand in `cooked.text` and complete them; False: not ordinary."""
+        cdef uint8_t* text = cooked.text
+        cdef int32_t size = cooked.size
+        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef Bytes name, value
+        cdef Bytes words = NULL
+        cdef int32_t words_size = 0
+        cdef bint has_tags = False, has_wait = False
+        cooked.unique = NULL
+        cooked.tags_code = 0
+        cooked.key_count = 0
+        if size and text[size - 1] != 2:
+            text[size] = 2
+            size += 1
+        while at < size:
+            middle = at
+            while middle < size and text[middle] != 1 and text[middle] != 2:
+                middle += 1
+            if middle >= size or text[middle] == 2:
+                return False
+            stop = middle + 1
+            while text[stop] != 2:  # there is one: the text ends with it
+                if text[stop] == 1:
+                    return False
+                stop += 1
+            name = text + at
+            name_size = middle - at
+            value = text + middle + 1
+            value_size = stop - middle - 1
+            at = stop + 1
+            if name_size == 0 or value_size == 0:
+                return False
+            if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
+                if memcmp(name, b"TIMER_", 6) == 0:
+                    return False
+                if ends_with(name, name_size, "TRACE_ON", 8) or ends_with(
+                    name, name_size, "CLUSTER", 7
+                ) or ends_with(name, name_size, "POP_CK", 6):
+                    return False
+                continue
+            if is_name(name, name_size, "TAGS", 4):
+                if has_tags or not is_ascii(value, value_size):
+                    return False
+                has_tags = True
+                cooked.tags_code = <int32_t>java_hash(0, value, value_size)
+            elif is_name(name, name_size, "KEYS", 4):
+                if words != NULL or not is_ascii(value, value_size):
+                    return False
+                words = value
+                words_size = value_size
+            elif is_name(name, name_size, "UNIQ_KEY", 8):
+                if cooked.unique != NULL or not is_plain_json(value, value_size):
+                    return False
+                cooked.unique = value
+                cooked.unique_size = value_size
+            elif is_name(name, name_size, "WAIT", 4):
+                if has_wait:
+                    return False
+                has_wait = True
+                if self.allowed & IS_SYNC and is_name(value, value_size, "false", 5):
+                    return False
+            elif (
+                is_name(name, name_size, "DELAY", 5)
+                or is_name(name, name_size, "TRAN_MSG", 8)
+                or (name_size >= 6 and memcmp(name, b"TIMER_", 6) == 0)
+                or ends_with(name, name_size, "MSG_REGION", 10)
+                or ends_with(name, name_size, "TRACE_ON", 8)
+                or ends_with(name, name_size, "CLUSTER", 7)
+                or ends_with(name, name_size, "POP_CK", 6)
+            ):
+                return False
+        if cooked.unique == NULL:
+            return False
+        if size + PyBytes_GET_SIZE(self.added) > MAX_PROPERTIES_BYTES:
+            return False
+        cooked.keys[0] = index_hash(java_hash(topic.key_hash, cooked.unique, cooked.unique_size))
+        cooked.key_count = 1
+        at = 0
+        while at < words_size:
+            if words[at] == c" ":
+                at += 1
+                continue
+            stop = at
+            while stop < words_size and words[stop] != c" ":
+                stop += 1
+            if cooked.key_count >= MOST_KEYS:
+                return False
+            cooked.keys[cooked.key_count] = index_hash(
+                java_hash(topic.key_hash, words + at, stop - at)
+            )
+            cooked.key_count += 1
+            at = stop
+        memcpy(text + size, PyBytes_AS_STRING(self.added), PyBytes_GET_SIZE(self.added))
+        cooked.size = size + <int32_t>PyBytes_GET_SIZE(self.added)
+        return True
+
+    cdef inline int64_t record_size(self, _Topic topic, int64_t body_size, int32_t text_size):
+        return (
+            MIN_RECORD_BYTES
+            + body_size
+            + PyBytes_GET_SIZE(topic.name)
+            + text_size
+            + PyBytes_GET_SIZE(self.born_host)
+            + PyBytes_GET_SIZE(self.store_host)
+            - 16
+        )
+
+    cdef bint has_pending_room(self, int count, int key_count) noexcept:
+        return (
+            self.pending_tail - self.pending_head + count <= PENDING
+            and self.keys_tail - self.keys_head + key_count <= PENDING_KEYS
+        )
+
+    cdef void write(
+        self,
+        _Topic topic,
+        Queue* queue,
+        Cooked* cooked,
+        int32_t sys_flag,
+        int32_t flag,
+        int64_t born_ms,
+        int32_t reconsume_times,
+        Bytes body,
+        int64_t body_size,
+        int64_t size,
+    ) noexcept:
+        """Append one record; there is room for it."""
+        cdef uint8_t* p = self.log + (self.write_at - self.log_begin)
+        cdef Py_ssize_t born_size = PyBytes_GET_SIZE(self.born_host)
+        cdef Py_ssize_t store_size = PyBytes_GET_SIZE(self.store_host)
+        cdef Py_ssize_t name_size = PyBytes_GET_SIZE(topic.name)
+        cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
+        cdef int i
+        if born_size == 20:
+            sys_flag |= BORN_V6
+        if store_size == 20:
+            sys_flag |= STORE_V6
+        put32(p, <uint32_t>size)
+        put32(p + 4, MAGIC_V1)
+        put32(p + 8, crc32(body, body_size) & 0x7FFFFFFF)
+        put32(p + 12, queue.queue_id)
+        put32(p + 16, flag)
+        put64(p + 20, queue.next_offset)
+        put64(p + 28, self.write_at)
+        put32(p + 36, sys_flag)
+        put64(p + 40, born_ms)
+        memcpy(p + 48, PyBytes_AS_STRING(self.born_host), born_size)
+        p += 48 + born_size
+        put64(p, self.store_ms)
+        memcpy(p + 8, PyBytes_AS_STRING(self.store_host), store_size)
+        p += 8 + store_size
+        put32(p, reconsume_times)
+        put64(p + 4, 0)
+        put32(p + 12, <uint32_t>body_size)
+        memcpy(p + 16, body, body_size)
+        p += 16 + body_size
+        p[0] = <uint8_t>name_size
+        memcpy(p + 1, PyBytes_AS_STRING(topic.name), name_size)
+        p += 1 + name_size
+        put16(p, cooked.size)
+        memcpy(p + 2, cooked.text, cooked.size)
+
+        pending.log_offset = self.write_at
+        pending.queue_offset = queue.next_offset
+        pending.tags_code = cooked.tags_code
+        pending.store_ms = self.store_ms
+        pending.queue = queue
+        pending.size = <int32_t>size
+        pending.first_key = self.keys_tail
+        pending.key_count = cooked.key_count
+        for i in range(cooked.key_count):
+            self.pending_keys[(self.keys_tail + i) & (PENDING_KEYS - 1)] = cooked.keys[i]
+        self.keys_tail += cooked.key_count
+        self.pending_tail += 1
+        queue.next_offset += 1
+        self.write_at += size
+        self.appended_count += 1
+        self.appended_bytes += size
+        topic.traffic.count += 1
+        topic.traffic.size += size
+
+    cdef bint send_one(
+        self,
+        Head* head,
+        bint is_binary,
+        _Topic topic,
+        Queue* queue,
+        Text* properties,
+        int32_t sys_flag,
+        int32_t flag,
+        int64_t born_ms,
+        int32_t reconsume_times,
+        Bytes body,
+        Bytes stop,
+    ):
+        cdef Cooked cooked
+        cdef int64_t size
+        cdef int64_t log_offset = self.write_at
+        cdef int64_t queue_offset = queue.next_offset
+        # An escaped text is at most six times as long as what it stands for.
+        if properties.at == NULL or properties.size > MAX_PROPERTIES_BYTES:
+            return False
+        cooked.text = self.scratch
+        cooked.size = unescape(properties, cooked.text)
+        if not self.cook(topic, &cooked):
+            return False
+        size = self.record_size(topic, stop - body, cooked.size)
+        if (
+            size > self.max_message_bytes + RECORD_OVERHEAD_BYTES
+            or size + BLANK_BYTES > self.log_end - self.write_at
+            or not self.has_pending_room(1, cooked.key_count)
+        ):
+            return False
+        if not head.flag & FLAG_ONEWAY:
+            if not self.acknowledge(
+                head.opaque, is_binary, &log_offset, 1, queue.queue_id, queue_offset,
+                cooked.unique, cooked.unique_size,
+            ):
+                return False
+        self.write(
+            topic, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body, stop - body, size
+        )
+        return True
+
+    cdef bint send_batch(
+        self,
+        Head* head,
+        bint is_binary,
+        _Topic topic,
+        Queue* queue,
+        Text* properties,
+        int32_t sys_flag,
+        int64_t born_ms,
+        int32_t reconsume_times,
+        Bytes body,
+        Bytes stop,
+    ):
+        """All messages of a batch or none: measured first, then written."""
+        cdef Cooked cooked
+        cdef Bytes p
+        cdef int64_t whole = 0, size, log_offset = self.write_at, bodies = 0
+        cdef int64_t queue_offset = queue.next_offset
+        cdef int64_t* log_offsets
+        cdef int count = 0, key_count = 0, i
+        cdef Bytes unique = NULL
+        cdef int32_t unique_size = 0
+        if body == stop or properties.size > MAX_PROPERTIES_BYTES:
+            return False
+        if not self.outer_unique(properties, &unique, &unique_size):
+            return False
+        cooked.text = self.scratch
+        p = body
+        while p < stop:
+            if not self.piece(topic, p, stop, &cooked):
+                return False
+            size = self.record_size(topic, <int32_t>get32(p + 16), cooked.size)
+            if size > self.max_message_bytes + RECORD_OVERHEAD_BYTES:
+                return False
+            whole += size
+            bodies += <int32_t>get32(p + 16)
+            count += 1
+            key_count += cooked.key_count
+            p += get32(p)
+        if (
+            count > MOST_PIECES
+            or bodies > self.max_message_bytes
+            or whole + BLANK_BYTES > self.log_end - self.write_at
+            or not self.has_pending_room(count, key_count)
+        ):
+            return False
+        log_offsets = <int64_t*>malloc(count * sizeof(int64_t))
+        if log_offsets == NULL:
+            return False
+        p = body
+        i = 0
+        while p < stop:
+            self.piece(topic, p, stop, &cooked)
+            size = self.record_size(topic, <int32_t>get32(p + 16), cooked.size)
+            log_offsets[i] = self.write_at
+            self.write(
+                topic, queue, &cooked, sys_flag, <int32_t>get32(p + 12), born_ms, reconsume_times,
+                p + BATCH_HEAD_BYTES, <int32_t>get32(p + 16), size,
+            )
+            p += get32(p)
+            i += 1
+        if not head.flag & FLAG_ONEWAY:
+            # The pieces used the scratch: read the outer properties once more.
+            self.outer_unique(properties, &unique, &unique_size)
+            if not self.acknowledge(
+                head.opaque, is_binary, log_offsets, count, queue.queue_id, queue_offset, unique,
+                unique_size,
+            ):
+                free(log_offsets)
+                raise MemoryError()
+        free(log_offsets)
+        return True
+
+    cdef bint outer_unique(self, Text* properties, Bytes* unique, int32_t* unique_size):
+        """The unique key in a batch's own properties, if there is one; False: not ordinary."""
+        cdef int32_t size, at = 0, middle, stop
+        cdef uint8_t* text = self.scratch
+        unique[0] = NULL
+        if properties.at == NULL:
+            return True
+        size = unescape(properties, text)
+        if size and text[size - 1] != 2:
+            text[size] = 2
+            size += 1
+        while at < size:
+            middle = at
+            while middle < size and text[middle] != 1 and text[middle] != 2:
+                middle += 1
+            if middle >= size or text[middle] == 2:
+                return False
+            stop = middle + 1
+            while text[stop] != 2:
+                if text[stop] == 1:
+                    return False
+                stop += 1
+            if middle == at or stop == middle + 1:
+                return False
+            if is_name(text + at, middle - at, "UNIQ_KEY", 8):
+                if unique[0] != NULL or not is_plain_json(text + middle + 1, stop - middle - 1):
+                    return False
+                unique[0] = text + middle + 1
+                unique_size[0] = stop - middle - 1
+            elif self.allowed & IS_SYNC and is_name(text + at, middle - at, "WAIT", 4):
+                if is_name(text + middle + 1, stop - middle - 1, "false", 5):
+                    return False
+            at = stop + 1
+        return True
+
+    cdef bint piece(self, _Topic topic, Bytes p, Bytes stop, Cooked* cooked):
+        """One message inside a batch; its lengths must add up."""
+        cdef int64_t size, body_size, text_size
+        cdef Bytes text
+        if stop - p < BATCH_HEAD_BYTES + 2:
+            return False
+        size = <int32_t>get32(p)
+        body_size = <int32_t>get32(p + 16)
+        if body_size < 0 or size > stop - p or BATCH_HEAD_BYTES + body_size + 2 > size:
+            return False
+        text = p + BATCH_HEAD_BYTES + body_size
+        text_size = get16(text)
+        if text_size > MAX_PROPERTIES_BYTES or BATCH_HEAD_BYTES + body_size + 2 + text_size != size:
+            return False
+        if not is_utf8(text + 2, text + 2 + text_size):
+            return False
+        memcpy(cooked.text, text + 2, text_size)
+        cooked.size = <int32_t>text_size
+        return self.cook(topic, cooked)
+
+    cdef bint acknowledge(
+        self,
+        int32_t opaque,
+        bint is_binary,
+        int64_t* log_offsets,
+        int count,
+        int32_t queue_id,
+        int64_t queue_offset,
+        Bytes unique,
+        int32_t unique_size,
+    ):
+        """Answer a send: where its messages went."""
+        cdef Out* out = &self.acks if self.allowed & IS_SYNC else &self.replies
+        cdef int id_size = 2 * (<int>PyBytes_GET_SIZE(self.store_host) + 8)
+        cdef Py_ssize_t begin = out.size
+        cdef uint8_t* p
+        cdef uint8_t* table
+        cdef uint8_t* start
+        cdef uint8_t number[20]
+        cdef int ids_size = count * (id_size + 1) - 1
+        if not make_room(out, 1024 + ids_size + unique_size + PyBytes_GET_SIZE(self.binary_ext)
+                         + PyBytes_GET_SIZE(self.ack_head)):
+            return False
+        start = out.at + begin
+        p = start + 8
+        if not is_binary:
+            p = put_bytes(p, self.ack_head)
+            p = self.put_ids(p, log_offsets, count)
+            p = put_bytes(p, self.ack_queue)
+            p += put_decimal(p, queue_id)
+            p = put_bytes(p, self.ack_offset)
+            p += put_decimal(p, queue_offset)
+            if unique != NULL:
+                p = put_bytes(p, self.ack_unique)
+                memcpy(p, unique, unique_size)
+                p += unique_size
+            p = put_bytes(p, self.ack_flag)
+            p += put_decimal(p, opaque)
+            p = put_bytes(p, self.ack_tail)
+            put32(start + 4, <uint32_t>(p - start - 8))
+        else:
+            p = put_bytes(p, self.binary_head)
+            put32(p, opaque)
+            p = put_bytes(p + 4, self.binary_flag)
+            table = p + 4
+            p = put_bytes(table, self.binary_ext)
+            put16(p, 5)
+            memcpy(p + 2, b"msgId", 5)
+            put32(p + 7, ids_size)
+            p = self.put_ids(p + 11, log_offsets, count)
+            p = put_entry(p, "queueId", 7, number, put_decimal(number, queue_id))
+            p = put_entry(p, "queueOffset", 11, number, put_decimal(number, queue_offset))
+            if unique != NULL:
+                p = put_entry(p, "transactionId", 13, unique, unique_size)
+            put32(table - 4, <uint32_t>(p - table))
+            put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
+        put32(start, <uint32_t>(p - start - 4))
+        out.size = p - out.at
+        return True
+
+    cdef uint8_t* put_ids(self, uint8_t* p, int64_t* log_offsets, int count):
+        cdef uint8_t raw[28]
+        cdef int host_size = <int>PyBytes_GET_SIZE(self.store_host)
+        cdef int i
+        memcpy(raw, PyBytes_AS_STRING(self.store_host), host_size)
+        for i in range(count):
+            if i:
+                p[0] = c","
+                p += 1
+            put64(raw + host_size, log_offsets[i])
+            put_hex(p, raw, host_size + 8)
+            p += 2 * (host_size + 8)
+        return p
+
+    # --------------------------------------------------------------------------------------- pull
+
+    cdef bint pull(self, Head* head, bint is_binary):
+        cdef Text fields[PULL_FIELDS]
+        cdef int32_t queue_id, max_count, sys_flag, number = 0
+        cdef int64_t offset, commit_offset = 0, suspend_ms = 0, sub_version = 0
+        cdef _Pass allowed
+        cdef void* found
+        cdef Queue* queue
+        if not named_fields(head, fields, PULL_NAMES, PULL_SIZES, PULL_FIELDS):
+            return False
+        if fields[0].at == NULL or fields[1].at == NULL or fields[0].escaped or fields[1].escaped:
+            return False
+        if not (
+            need_int32(&fields[2], &queue_id)
+            and need_int64(&fields[3], &offset)
+            and need_int32(&fields[4], &max_count)
+            and need_int32(&fields[5], &sys_flag)
+            and may_int64(&fields[6], &commit_offset)
+            and may_int64(&fields[7], &suspend_ms)
+            and may_int64(&fields[8], &sub_version)
+            and may_int32(&fields[11], &number)
+        ):
+            return False
+        if head.flag & FLAG_ONEWAY or fields[9].escaped or fields[10].escaped:
+            return False
+        if sys_flag & PULL_IS_LITE or head.code == LITE_PULL:
+            if not self.is_lite_allowed:
+                return False
+        found = self.find_pass(fields, sys_flag & PULL_SUBSCRIBES)
+        if found == NULL:
+            return False
+        allowed = <_Pass>found
+        if not sys_flag & PULL_SUBSCRIBES and allowed.sub_version < sub_version:
+            return False
+        if not 0 <= queue_id < allowed.queues.count:
+            return False
+        queue = allowed.queues.queues[queue_id]
+        if queue == NULL:
+            return False
+        if sys_flag & PULL_COMMITS and commit_offset >= 0:
+            committed = allowed.offsets.get(allowed.key)
+            if committed is None or (<dict>committed).get(queue_id) != commit_offset:
+                allowed.commit(queue_id, commit_offset, self.born_host)
+        return self.fetch(head.opaque, is_binary, allowed, queue, offset, max(max_count, 1))
+
+    cdef void* find_pass(self, Text* fields, bint has_text) noexcept:
+        """The key is built as pass_key builds it."""
+        cdef uint8_t* p = self.scratch
+        cdef int32_t size = fields[0].size + fields[1].size + 2
+        if size + fields[9].size > MAX_PROPERTIES_BYTES:
+            return NULL
+        p[0] = 1 if has_text else 0
+        memcpy(p + 1, fields[0].at, fields[0].size)
+        p += 1 + fields[0].size
+        p[0] = 0
+        memcpy(p + 1, fields[1].at, fields[1].size)
+        p += 1 + fields[1].size
+        if has_text:
+            if fields[10].size and not (
+                fields[10].size == 3 and memcmp(fields[10].at, b"TAG", 3) == 0
+            ):
+                return NULL
+            p[0] = 0
+            if fields[9].size:
+                memcpy(p + 1, fields[9].at, fields[9].size)
+            p += 1 + fields[9].size
+        return self.passes.find(self.scratch, p - self.scratch)
+
+    cdef inline Bytes record_at(self, int64_t log_offset, int64_t size) noexcept:
+        """A record's bytes as a unit describes it; NULL if that needs a closer look."""
+        cdef PinState* pin
+        cdef Bytes p
+        cdef uint32_t magic
+        if log_offset < self.log_min or size < MIN_RECORD_BYTES:
+            return NULL
+        if log_offset + size > self.write_at:
+            return NULL
+        pin = self.log_pins[(log_offset // self.file_bytes) % LOG_PINS]
+        if pin == NULL or pin.at == NULL or log_offset < pin.start or log_offset + size > pin.end:
+            return NULL
+        pin.used = 1
+        p = pin.at + (log_offset - pin.start)
+        magic = get32(p + 4)
+        if get32(p) != <uint32_t>size or (magic != MAGIC_V1 and magic != MAGIC_V2):
+            return NULL
+        return p
+
+    cdef bint fetch(
+        self,
+        int32_t opaque,
+        bint is_binary,
+        _Pass allowed,
+        Queue* queue,
+        int64_t offset,
+        int64_t max_count,
+    ):
+        """Collect records as store/reading.py does, and answer; only where some are found."""
+        cdef Bytes parts[MOST_FETCHED]
+        cdef int32_t sizes[MOST_FETCHED]
+        cdef int64_t low = queue.min_offset, high = queue.max_offset
+        cdef int64_t begin, end, wanted, log_offset, size, tags_code
+        cdef int64_t hot_from = self.write_at - self.in_memory_bytes
+        cdef int64_t size_sum = 0
+        cdef PinState* pin
+        cdef Bytes unit
+        cdef Bytes stop
+        cdef Bytes part
+        cdef int count = 0, i
+        cdef bint is_cold
+        cdef Out* out = &self.replies
+        cdef uint8_t* p
+        if queue.log_min != self.log_min or not low <= offset < high:
+            return False
+        begin = offset * UNIT_BYTES
+        pin = queue.read
+        if pin == NULL or pin.at == NULL or not pin.start <= begin < pin.end:
+            pin = queue.tail
+            if pin == NULL or pin.at == NULL or not pin.start <= begin < pin.end:
+                return False
+        pin.used = 1
+        wanted = max_count
+        if not allowed.accepts_all and wanted < self.max_scan_units:
+            wanted = self.max_scan_units
+        if wanted > high - offset:
+            wanted = high - offset
+        end = begin + wanted * UNIT_BYTES
+        if end > pin.end:
+            end = pin.end
+        unit = pin.at + (begin - pin.start)
+        stop = pin.at + (end - pin.start)
+        while unit < stop:
+            log_offset = <int64_t>get64(unit)
+            size = <int32_t>get32(unit + 8)
+            if size == BLANK_SIZE:
+                return False
+            is_cold = log_offset < hot_from
+            if count and (
+                count >= max_count
+                or count >= (self.max_cold_fetch_count if is_cold else self.max_fetch_count)
+                or size_sum + size
+                > (self.max_cold_fetch_bytes if is_cold else self.max_fetch_bytes)
+            ):
+                break
+            offset += 1
+            if not allowed.accepts_all:
+                tags_code = <int64_t>get64(unit + 12)
+                if tags_code > EXT_ADDRESS_MAX and not allowed.accepts(tags_code):
+                    unit += UNIT_BYTES
+                    continue
+            unit += UNIT_BYTES
+            part = self.record_at(log_offset, size)
+            if part == NULL:
+                return False
+            parts[count] = part
+            sizes[count] = <int32_t>size
+            count += 1
+            size_sum += size
+        if count == 0 or not make_room(out, size_sum + 1024):
+            return False
+        p = self.put_pull_head(
+            out.at + out.size, is_binary, opaque, offset, low, high, size_sum
+        )
+        for i in range(count):
+            memcpy(p, parts[i], sizes[i])
+            p += sizes[i]
+        out.size = p - out.at
+        pulled = allowed.pulled.get(allowed.key)
+        if pulled is None:
+            pulled = allowed.pulled[allowed.key] = {}
+        (<dict>pulled)[queue.queue_id] = offset
+        allowed.traffic.count += count
+        allowed.traffic.size += size_sum
+        self.pulls += 1
+        self.fetched_count += count
+        self.fetched_bytes += size_sum
+        return True
+
+    cdef uint8_t* put_pull_head(
+        self,
+        uint8_t* start,
+        bint is_binary,
+        int32_t opaque,
+        int64_t next_offset,
+        int64_t low,
+        int64_t high,
+        int64_t body_size,
+    ):
+        cdef uint8_t* p = start + 8
+        cdef uint8_t* table
+        cdef uint8_t number[20]
+        if not is_binary:
+            p = put_bytes(p, self.pull_head)
+            p += put_decimal(p, next_offset)
+            p = put_bytes(p, self.pull_min)
+            p += put_decimal(p, low)
+            p = put_bytes(p, self.pull_max)
+            p += put_decimal(p, high)
+            p = put_bytes(p, self.pull_flag)
+            p += put_decimal(p, opaque)
+            p = put_bytes(p, self.pull_tail)
+            put32(start + 4, <uint32_t>(p - start - 8))
+        else:
+            p = put_bytes(p, self.binary_head)
+            put32(p, opaque)
+            p = put_bytes(p + 4, self.binary_remark)
+            table = p + 4
+            p = put_bytes(table, self.pull_ext)
+            p = put_entry(p, "nextBeginOffset", 15, number, put_decimal(number, next_offset))
+            p = put_entry(p, "minOffset", 9, number, put_decimal(number, low))
+            p = put_entry(p, "maxOffset", 9, number, put_decimal(number, high))
+            put32(table - 4, <uint32_t>(p - table))
+            put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
+        put32(start, <uint32_t>(p - start - 4 + body_size))
+        return p
+
+    # ----------------------------------------------------------------------------------- dispatch
+
+    @property
+    def pending_at(self):
+        """The log offset of the first record that waits for dispatch; -1 if none does."""
+        if self.pending_head == self.pending_tail:
+            return -1
+        return self.pending[self.pending_head & (PENDING - 1)].log_offset
+
+    @property
+    def pending_count(self):
+        return self.pending_tail - self.pending_head
+
+    def drop_pending(self, int64_t position):
+        """Forget records before `position`, and the one at it: the plain path takes that one."""
+        cdef Pending* pending
+        while self.pending_head != self.pending_tail:
+            pending = &self.pending[self.pending_head & (PENDING - 1)]
+            if pending.log_offset > position:
+                return
+            self.pending_head += 1
+            self.keys_head = pending.first_key + pending.key_count
+
+    def dispatch(
+        self, int64_t position, int64_t limit, IndexHead index, object index_buffer, list arrivals
+    ):
+        """Units and keys of waiting records from `position` on, as long as it is simple; returns
+        the position after the last. Those of watched queues are told in `arrivals`."""
+        cdef Py_buffer view
+        cdef uint8_t* entries = NULL
+        cdef Pending* pending
+        cdef Queue* queue
+        cdef int64_t at
+        cdef uint8_t* unit
+        self.dispatched = 0
+        self.is_indexing = False
+        if index_buffer is not None:
+            PyObject_GetBuffer(index_buffer, &view, PyBUF_WRITABLE)
+            entries = <uint8_t*>view.buf
+        try:
+            while self.pending_head != self.pending_tail:
+                pending = &self.pending[self.pending_head & (PENDING - 1)]
+                if pending.log_offset != position or position + pending.size > limit:
+                    break
+                queue = pending.queue
+                at = pending.queue_offset * UNIT_BYTES
+                if (
+                    pending.queue_offset != queue.max_offset
+                    or pending.log_offset < queue.log_end
+                    or not queue.is_marked
+                    or queue.tail == NULL
+                    or queue.tail.at == NULL
+                    or not queue.tail.start <= at < queue.tail.end
+                ):
+                    break
+                if self.is_indexed and (
+                    entries == NULL
+                    or index.count + pending.key_count > self.index_entries
+                    or pending.log_offset <= index.end_offset
+                ):
+                    break
+                unit = queue.tail.at + (at - queue.tail.start)
+                put64(unit, pending.log_offset)
+                put32(unit + 8, pending.size)
+                put64(unit + 12, pending.tags_code)
+                queue.tail.used = 1
+                queue.max_offset = pending.queue_offset + 1
+                queue.log_end = pending.log_offset + pending.size
+                if queue.is_watched:
+                    arrivals.append(
+                        (
+                            <QueueEnds>queue.ends,
+                            pending.queue_offset,
+                            pending.tags_code,
+                            pending.store_ms,
+                            pending.log_offset,
+                        )
+                    )
+                if self.is_indexed:
+                    self.enter_keys(index, entries, pending)
+                self.dispatched_ms = pending.store_ms
+                self.dispatched += 1
+                position += pending.size
+                self.pending_head += 1
+                self.keys_head = pending.first_key + pending.key_count
+        finally:
+            if index_buffer is not None:
+                PyBuffer_Release(&view)
+        return position
+
+    cdef void enter_keys(self, IndexHead index, uint8_t* file, Pending* pending) noexcept:
+        """As store/key_index.py's IndexFile.put: the entry, then its slot, then the count."""
+        cdef int i
+        cdef uint32_t hashed
+        cdef int64_t slot_at, seconds
+        cdef int32_t former
+        cdef uint8_t* entry
+        for i in range(pending.key_count):
+            hashed = self.pending_keys[(pending.first_key + i) & (PENDING_KEYS - 1)]
+            slot_at = INDEX_HEAD_BYTES + 4 * (<int64_t>hashed % self.index_slots)
+            former = <int32_t>get32(file + slot_at)
+            if not 0 < former < index.count:
+                former = 0
+                index.slots_used += 1
+            if index.count == 1:
+                index.begin_ms = pending.store_ms
+                index.begin_offset = pending.log_offset
+            seconds = 0
+            if index.begin_ms > 0:
+                seconds = (pending.store_ms - index.begin_ms) // 1000
+                if seconds < 0 or pending.store_ms < index.begin_ms:
+                    seconds = 0
+                elif seconds > 0x7FFFFFFF:
+                    seconds = 0x7FFFFFFF
+            entry = (
+                file
+                + INDEX_HEAD_BYTES
+                + 4 * self.index_slots
+                + UNIT_BYTES * <int64_t>index.count
+            )
+            put32(entry, hashed)
+            put64(entry + 4, pending.log_offset)
+            put32(entry + 12, <uint32_t>seconds)
+            put32(entry + 16, former)
+            put32(file + slot_at, index.count)
+            index.count += 1
+            index.end_ms = pending.store_ms
+            index.end_offset = pending.log_offset
+            put64(file, index.begin_ms)
+            put64(file + 8, index.end_ms)
+            put64(file + 16, index.begin_offset)
+            put64(file + 24, index.end_offset)
+            put32(file + 32, index.slots_used)
+            put32(file + 36, index.count)
+            self.is_indexing = True
+
+
+cdef bytes pass_key(str group, str topic, object text):
+    if text is None:
+        return b"\0" + group.encode("utf-8") + b"\0" + topic.encode("utf-8")
+    return (
+        b"\1" + group.encode("utf-8") + b"\0" + topic.encode("utf-8") + b"\0" + text.encode("utf-8")
+    )

@@ -1,0 +1,179 @@
+"""The compiled path does what the plain path does: same store, replies and errors, byte for byte.
+
+`COMETMQ_TWIN_SEEDS` sets how many runs of random and hostile traffic are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq import _fast
+
+sys.path.insert(0, str(Path(__file__).parent))
+from twins import Traffic, Twins
+
+SEEDS = int(os.environ.get("COMETMQ_TWIN_SEEDS", "60"))
+STEPS = 100
+SMALL: dict[str, Any] = {"log_file_bytes": 64 * 1024, "queue_file_bytes": 20 * 40}
+SMALL |= {"index_slots": 8, "index_entries": 64}
+
+pytestmark = pytest.mark.skipif(
+    _fast.load()[0] is None, reason=f"no compiled path: {_fast.load()[1]}"
+)
+
+
+def _settings(rng: random.Random) -> dict[str, Any]:
+    settings = dict(SMALL)
+    settings["flush"] = rng.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
+    settings["is_index_enabled"] = rng.random() < 0.8
+    settings["max_pull_bytes_memory"] = rng.choice((200, 2000, 1 << 18))
+    settings["max_pull_count_memory"] = rng.choice((2, 32))
+    settings["max_message_bytes"] = rng.choice((500, 4 << 20))
+    settings["is_trace_on"] = rng.random() < 0.5
+    settings["is_lite_pull_enabled"] = rng.random() < 0.8
+    if rng.random() < 0.5:
+        settings["log_file_bytes"] = 4096
+    return settings
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_and_hostile_traffic(seed: int) -> None:
+    rng = random.Random(seed)
+    _play(rng, Twins(**_settings(rng)))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_random_and_hostile_traffic_with_staged_records(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    settings = _settings(rng) | {"flush": "ASYNC_FLUSH", "is_staged": True}
+    settings["stage_count"] = rng.choice((2, 3, 20))
+    settings["stage_bytes"] = rng.choice((2048, 5000, 1 << 17))
+    settings["commit_least_pages"] = rng.choice((0, 1, 4))
+    twins = Twins(**settings)
+    _play(rng, twins)
+    for _ in range(3):  # all that was acknowledged gets committed, and shown
+        twins.now_ms += 1000
+        twins.both("tick", twins.now_ms)
+        while twins.plain.flushes:
+            twins.both("flush", twins.now_ms)
+    twins.compare()
+    store = twins.compiled.broker.store
+    if store.read_only_reason is None:
+        assert store.committed_offset == store.max_log_offset == store.dispatched_offset
+
+
+def _play(rng: random.Random, twins: Twins) -> None:
+    traffic = Traffic(rng, oddness=rng.choice((0, 5, 20, 100)))
+    for _ in range(STEPS):
+        while len(twins.conns) < 3:
+            twins.open(rng.choice(("10.0.0.2", "10.0.0.3", "fd00::7")))
+        conn = rng.choice(twins.conns)
+        stream = traffic.stream(rng.choice((1, 1, 2, 5, 20)))
+        for piece in _pieces(rng, stream):
+            if conn in twins.conns:
+                twins.play(conn, piece)
+        twins.now_ms += rng.choice((0, 0, 1, 7, 300, -2))
+        if rng.random() < 0.5:
+            twins.both("flush", twins.now_ms)
+        if rng.random() < 0.1:
+            twins.now_ms += rng.choice((20, 600, 6_000))
+            twins.both("tick", twins.now_ms)
+        if rng.random() < 0.001:
+            twins.both("flush", twins.now_ms, fails=True)
+    twins.compare()
+    plain, compiled = twins.plain, twins.compiled
+    assert plain.taken == 0
+    assert plain.seen == compiled.seen
+    # A comparison of the plain path with itself would prove nothing.
+    TAKEN.append((compiled.taken, compiled.seen))
+
+
+TAKEN: list[tuple[int, int]] = []
+
+
+def test_the_compiled_path_was_compared() -> None:
+    taken, seen = (sum(column) for column in zip(*TAKEN, strict=True))
+    assert taken > seen / 4, f"only {taken} of {seen} frames took the compiled path"
+
+
+def _pieces(rng: random.Random, stream: bytes) -> list[bytes]:
+    """The stream as a network may deliver it."""
+    if rng.random() < 0.5:
+        return [stream]
+    cuts = sorted(rng.randrange(len(stream) + 1) for _ in range(rng.randrange(1, 8)))
+    edges = [0, *cuts, len(stream)]
+    return [stream[a:b] for a, b in pairwise(edges) if a < b]
+
+
+def _ordinary_sends(seed: int, count: int) -> bytes:
+    """Nothing but what the compiled path takes, once it was taught."""
+    return _ordinary_stream(seed, sends=count, others=False)
+
+
+def _ordinary_stream(seed: int, sends: int = 3, *, others: bool = True) -> bytes:
+    traffic = Traffic(random.Random(seed))
+    text = "UNIQ_KEY\x01U1\x02TAGS\x01A\x02KEYS\x01k1 k2\x02"
+    fields = {"a": "P", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "5"}
+    fields |= {"h": "0", "i": text, "j": "0"}
+    pull = {"consumerGroup": "G1", "topic": "orders", "queueId": "1", "queueOffset": "0"}
+    pull |= {"maxMsgNums": "32", "sysFlag": "4", "subscription": "*"}
+    frames = [traffic.request(310, dict(fields), b"body%d" % n) for n in range(sends)]
+    if not others:
+        return b"".join(frames)
+    frames += [traffic.request(11, dict(pull)), traffic.request(34, {}, b"{}")]
+    frames += [traffic.request(310, dict(fields), b""), traffic.request(11, dict(pull))]
+    return b"".join(frames)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_split_at_every_byte(seed: int) -> None:
+    stream = _ordinary_stream(seed)
+    twins = Twins(**SMALL)
+    for cut in range(0, len(stream), 1 if seed == 0 else 7):
+        conn = twins.open()
+        twins.play(conn, stream[:cut])
+        twins.play(conn, stream[cut:])
+    conn = twins.open()
+    for at in range(len(stream)):
+        twins.play(conn, stream[at : at + 1])
+    twins.compare()
+    assert twins.compiled.taken > 200
+
+
+def test_a_roll_and_a_full_index_are_left_to_the_plain_path_and_come_back() -> None:
+    twins = Twins(**SMALL | {"log_file_bytes": 2048})
+    conn = twins.open()
+    for _ in range(60):
+        twins.play(conn, _ordinary_stream(1))
+        twins.both("flush", twins.now_ms)
+    twins.compare()
+    assert len(twins.compiled.broker.store._log.segments.items) > 20
+    assert twins.compiled.taken > 150
+
+
+def test_a_staged_record_of_the_compiled_path_is_committed_without_more_traffic() -> None:
+    twins = Twins(**SMALL, is_staged=True, stage_bytes=32 * 1024, commit_least_pages=100)
+    conn = twins.open()
+    for _ in range(2):
+        twins.play(conn, _ordinary_stream(1))
+        twins.play(conn, _ordinary_sends(1, 2))
+    for _ in range(5):
+        while twins.plain.flushes:
+            twins.both("flush", twins.now_ms)
+        twins.both("tick", twins.now_ms)
+        taken, seen = twins.compiled.taken, twins.compiled.seen
+        twins.play(conn, _ordinary_sends(1, 2))
+        assert twins.compiled.taken - taken == twins.compiled.seen - seen == 2
+        for side in (twins.plain, twins.compiled):
+            assert side.broker.store.committed_offset < side.broker.store.max_log_offset
+            assert side.broker.deadline_ms <= twins.now_ms + 200
+        twins.now_ms += 200
+        twins.both("tick", twins.now_ms)
+    twins.compare()
