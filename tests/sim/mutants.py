@@ -1,8 +1,9 @@
 """Wrong variants of the product that the simulated cluster must catch.
 
 One rule: a mutant is a mistake somebody could make, in one place; a mutant that lives is a missing
-checker. Each says in how many seeds, from its first one on, it is caught; `flush` and `always` pin
-the kind of run in which the mistake can show at all, everything else is left to the seed.
+checker. Each says within how many seeds, counted from 0, it is caught; `flush` and `always` pin the
+kind of run in which the mistake can show at all, everything else is left to the seed. The simulator
+was ordered with the first five.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from unittest import mock
 
 from cometmq.broker.broker import Broker
 from cometmq.broker.holds import Holds
+from cometmq.broker.locks import QueueLocks
+from cometmq.broker.members import ConsumerGroup, Members
 from cometmq.broker.offsets import Offsets
 from cometmq.nameserver.routes import Routes
 from cometmq.nameserver.settings import Settings
@@ -93,6 +96,28 @@ def _lose_due_holds(real: Any) -> Any:
     return due
 
 
+def _lock_for_anybody(real: Any) -> Any:
+    """Whoever asks last owns a queue, as if the others had let go."""
+
+    def lock(
+        self: QueueLocks, group: str, topic: str, queue_id: int, client_id: str, now_ms: int
+    ) -> bool:
+        self._groups.get(group, {}).pop((topic, queue_id), None)
+        return bool(real(self, group, topic, queue_id, client_id, now_ms))
+
+    return lock
+
+
+def _lack_the_last_member(real: Any) -> Any:
+    """The list of a group's members ends one too early."""
+    return lambda self: real(self)[:-1] if len(self.members) > 2 else real(self)
+
+
+def _keep_who_left(real: Any) -> Any:
+    """A lost connection stays a member."""
+    return lambda self, conn: []
+
+
 # ------------------------------------------------------------------------------------------- store
 
 
@@ -126,7 +151,7 @@ def _number_from_units(real: Any) -> Any:
     def settle(self: Recovery, end: int, report: Any) -> None:
         real(self, end, report)
         for queue in self._queues:
-            queue.next_offset = max(queue.next_offset - 1, 0)
+            queue.ends.next_offset = max(queue.ends.next_offset - 1, 0)
 
     return settle
 
@@ -162,7 +187,16 @@ def _forget_brokers(real: Any) -> Any:
 
 
 def _dispatch_all(real: Any) -> Any:
-    return property(lambda self: self._log.write_at)
+    """Units are written, and shown, before their records are durable."""
+
+    def dispatch(self: Store, now_ms: int) -> Any:
+        flushed, self._log.flushed_at = self._log.flushed_at, self._log.write_at
+        try:
+            return real(self, now_ms)
+        finally:
+            self._log.flushed_at = flushed
+
+    return dispatch
 
 
 def _keep_tail_of_log(real: Any) -> Any:
@@ -186,6 +220,16 @@ def _drop_before_units_are_safe(real: Any) -> Any:
     return clean
 
 
+def _keep_units_of_lost_records(real: Any) -> Any:
+    """Recovery cuts the log and leaves the queues as they are."""
+    return lambda self, log_offset: False
+
+
+def _believe_a_failed_save(real: Any) -> Any:
+    """The name server takes a Save that failed for one that worked."""
+    return lambda self, reason, out: real(self, None, out)
+
+
 def _forget_settings(real: Any) -> Any:
     """The name server answers before its file is written."""
 
@@ -200,7 +244,7 @@ MUTANTS = (
     Mutant(
         "ack before durable",
         (_method(Broker, "acknowledge", _ack_at_once),),
-        within=20,
+        within=5,
         flush="SYNC_FLUSH",
         always=("power", "slow_sync"),
     ),
@@ -212,8 +256,8 @@ MUTANTS = (
     ),
     Mutant(
         "queue unit before record",
-        (_method(Store, "_dispatch_limit", _dispatch_all),),
-        within=20,
+        (_method(Store, "dispatch", _dispatch_all),),
+        within=5,
         flush="SYNC_FLUSH",
         always=("power", "slow_sync"),
     ),
@@ -225,27 +269,27 @@ MUTANTS = (
     Mutant(
         "drop a parked reply",
         (_method(Broker, "_release_flushed", _forget_third_parked),),
-        within=10,
+        within=5,
         flush="SYNC_FLUSH",
     ),
     Mutant(
         "a flush proves what was written meanwhile",
         (_method(FlushPlan, "done", _prove_what_is_written_now),),
-        within=50,
+        within=15,
         flush="SYNC_FLUSH",
         always=("power", "slow_sync"),
     ),
     Mutant(
         "go on after a failed sync",
         (_method(Store, "flush_failed", _believe_a_failed_flush),),
-        within=10,
+        within=5,
         flush="SYNC_FLUSH",
         always=("power", "failed_sync"),
     ),
     Mutant(
         "recovery leaves stale bytes behind the end",
         (_method(Segment, "zero_from", _leave_stale_bytes),),
-        within=30,
+        within=10,
         always=("power", "everything"),
     ),
     Mutant(
@@ -257,24 +301,24 @@ MUTANTS = (
     Mutant(
         "index loses a key at each new file",
         (_method(KeyIndex, "put", _index_forgets_at_a_new_file),),
-        within=10,
+        within=5,
     ),
     Mutant(
         "groups keep offsets beyond a cut end",
         (_method(Broker, "_clamp_offsets", _no_clamp),),
-        within=30,
+        within=60,
         flush="ASYNC_FLUSH",
         always=("power",),
     ),
     Mutant(
         "a held pull is never answered",
         (_method(Holds, "due", _lose_due_holds),),
-        within=20,
+        within=10,
     ),
     Mutant(
         "units with a wrong size",
         (_method(ConsumeQueue, "put", _unit_of_the_next_record),),
-        within=20,
+        within=30,
     ),
     Mutant(
         "any lost connection removes all brokers",
@@ -285,7 +329,7 @@ MUTANTS = (
     Mutant(
         "log files dropped before their units are safe",
         (_method(Store, "clean", _drop_before_units_are_safe),),
-        within=60,
+        within=15,
         always=("fill", "power", "everything"),
     ),
     Mutant(
@@ -295,9 +339,39 @@ MUTANTS = (
         always=("everything", "slow_sync"),
     ),
     Mutant(
+        "a name server believes a failed save",
+        (_method(Settings, "saved", _believe_a_failed_save),),
+        within=30,
+        always=("everything", "failed_sync", "full"),
+    ),
+    Mutant(
+        "queues keep units of records that are lost",
+        (_method(ConsumeQueue, "cut", _keep_units_of_lost_records),),
+        within=30,
+        flush="ASYNC_FLUSH",
+        always=("queues_ahead",),
+    ),
+    Mutant(
+        "a lock is given to whoever asks",
+        (_method(QueueLocks, "lock", _lock_for_anybody),),
+        within=10,
+        always=("lock", "client_kill"),
+    ),
+    Mutant(
+        "the list of members lacks the last",
+        (_method(ConsumerGroup, "client_ids", _lack_the_last_member),),
+        within=10,
+    ),
+    Mutant(
+        "a lost connection stays a member",
+        (_method(Members, "drop", _keep_who_left),),
+        within=10,
+        always=("client_kill",),
+    ),
+    Mutant(
         "recovery does not sync what it keeps",
         (_method(Recovery, "_cut_log", _keep_tail_of_log),),
-        within=20,
+        within=10,
         always=("kill", "power"),
     ),
 )

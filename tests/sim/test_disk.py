@@ -98,6 +98,31 @@ def test_a_process_can_end_at_any_sync() -> None:
         files.map("log/0", 512).sync()
 
 
+def test_a_power_loss_may_take_the_log_and_leave_the_queues() -> None:
+    files = _files()
+    for name in ("commitlog/0", "consumequeue/0"):
+        mapped = files.map(name, SECTOR_BYTES)
+        mapped.sync()
+        mapped.buffer[:] = b"x" * SECTOR_BYTES
+    files.map("consumequeue/1", 10)
+    files.lose_power(keep_percent=0, loses_only="commitlog/")
+    assert files.read("commitlog/0") == bytes(SECTOR_BYTES)
+    assert files.read("consumequeue/0") == b"x" * SECTOR_BYTES
+    assert files.read("consumequeue/1") == bytes(10)
+
+
+def test_bytes_are_durable_once_they_and_their_name_are_synced() -> None:
+    files = _files()
+    mapped = files.map("log/0", 4 * SECTOR_BYTES)
+    mapped.buffer[:3] = b"abc"
+    assert not files.is_durable("log/0", 0, 3)
+    mapped.sync()
+    assert files.is_durable("log/0", 0, 3)
+    mapped.buffer[3:6] = b"def"
+    assert files.is_durable("log/0", 0, 3) and not files.is_durable("log/0", 0, 6)
+    assert not files.is_durable("log/1", 0, 3)
+
+
 def test_close_refuses_while_a_slice_is_out() -> None:
     mapped = _files().map("log/0", 512)
     piece = mapped.buffer[:10]

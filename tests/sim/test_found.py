@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import pytest
 
 from cometmq.errors import StoreFull
 from cometmq.message import NewMessage
+from cometmq.ports import Flush
 from cometmq.store import files as real
 from cometmq.store.files import RealFiles
 from cometmq.store.layout import StoreConfig
@@ -79,6 +81,78 @@ def test_a_queue_made_again_on_a_full_disk_is_refused_and_keeps_its_number() -> 
         store.append_batch([_message()], NOW_MS)
     files.is_full = False
     assert store.append(_message(), NOW_MS).queue_offset == 3
+
+
+def test_an_index_file_that_recovery_writes_again_is_no_longer_vouched_for() -> None:
+    """Seed 702410: the newest index file went, because it told of a record that was lost, and was
+    written again up to just the time that the checkpoint vouched for; torn by the next power loss
+    it was believed to be whole, and its keys found nothing."""
+    config = msgspec.structs.replace(SMALL, is_sync_flush=False, log_file_bytes=8192)
+    for seed in range(60):
+        files = SimulatedFiles(random.Random(seed))
+        store = Store.open(files, config, NOW_MS)
+        for number in range(30):
+            store.append(_keyed(number), NOW_MS + number)
+        store.dispatch(NOW_MS + 30)
+        later_ms = NOW_MS + 130_000
+        _finish(store, store.take_flush(later_ms), later_ms)
+        for now_ms in (later_ms, later_ms + 2_000):
+            _finish(store, store.take_queue_flush(now_ms), now_ms)
+        assert store._checkpoint.index_ms == NOW_MS + 29
+        store.append(_keyed(30), later_ms + 3_000)
+        store.dispatch(later_ms + 3_000)
+        files.lose_power(0, loses_only="commitlog/")
+        Store.open(files, config, later_ms + 4_000)
+        files.lose_power(50, loses_only="index/" if seed % 2 else None)
+        last = Store.open(files, config, later_ms + 5_000)
+        lost = [n for n in range(30) if not last.find_by_key("T", f"k{n}", 9, 0, 2**62).records]
+        assert not lost, f"seed {seed}"
+
+
+def test_an_empty_index_file_does_not_hide_a_stale_one_before_it() -> None:
+    """Seed 1001353: the newest index file had lost its head; the one before it told of records that
+    were lost, was not looked at, and later passed for the index of those that took their place."""
+    config = msgspec.structs.replace(SMALL, is_sync_flush=False, log_file_bytes=16384)
+    for seed in range(40):
+        files = SimulatedFiles(random.Random(seed))
+        store = Store.open(files, config, NOW_MS)
+        later_ms = NOW_MS + 130_000
+        for number in range(39):
+            store.append(_keyed(number), NOW_MS + number)
+            if number == 19:
+                _finish(store, store.take_flush(later_ms), later_ms)
+        store.dispatch(NOW_MS + 40)
+        for now_ms in (later_ms, later_ms + 2_000):
+            _finish(store, store.take_queue_flush(now_ms), now_ms)
+        store.append(_keyed(39), later_ms + 3_000)  # the first of a new index file
+        store.dispatch(later_ms + 3_000)
+        files.lose_power(0)
+        again = Store.open(files, config, later_ms + 4_000)
+        assert again.max_offset("T", 0) == 20
+        for number in range(100, 118):
+            again.append(_keyed(number), later_ms + 5_000)
+        again.dispatch(later_ms + 5_001)
+        even_later_ms = later_ms + 130_000
+        for now_ms in (even_later_ms, even_later_ms + 2_000):
+            _finish(again, again.take_queue_flush(now_ms), now_ms)
+        again.append(_keyed(118), even_later_ms + 3_000)
+        again.dispatch(even_later_ms + 3_000)
+        files.kill()
+        last = Store.open(files, config, even_later_ms + 4_000)
+        kept = [*range(20), *range(100, 119)]
+        lost = [n for n in kept if not last.find_by_key("T", f"k{n}", 9, 0, 2**62).records]
+        assert not lost, f"seed {seed}"
+
+
+def _keyed(number: int) -> NewMessage:
+    return NewMessage("T", 0, b"hello", f"KEYS\x01k{number}\x02")
+
+
+def _finish(store: Store, flush: Flush | None, now_ms: int) -> None:
+    if flush is not None:
+        for target in flush.targets:
+            target.sync()
+        store.flushed(flush.kind, now_ms)
 
 
 def test_units_that_recovery_writes_again_are_no_longer_vouched_for() -> None:

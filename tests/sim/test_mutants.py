@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.testing.simulate import run_seed
-from cometmq.testing.swarm import draw
+from cometmq.testing import Outcome, draw, run_seed
 
 
 def _load() -> ModuleType:
@@ -31,7 +30,15 @@ MUTANTS: Any = _load().MUTANTS
 def test_a_mutant_is_caught(mutant: Any) -> None:
     with mutant.applied():
         for seed in range(mutant.within):
-            outcome = run_seed(seed, draw(seed, flush=mutant.flush, always=mutant.always))
-            if outcome.problems:
-                return
-    pytest.fail(f"{mutant.name!r} lived through {mutant.within} seeds: a checker is missing")
+            problems = _play(mutant, seed).problems
+            if problems:
+                assert "mutants.py" not in problems[0], f"the mutant is broken: {problems[0]}"
+                break
+        else:
+            pytest.fail(f"{mutant.name!r} lived {mutant.within} seeds: a checker is missing")
+    # And it was the mutant: the real product passes the same seed.
+    assert not _play(mutant, seed).problems
+
+
+def _play(mutant: Any, seed: int) -> Outcome:
+    return run_seed(seed, draw(seed, flush=mutant.flush, always=mutant.always))

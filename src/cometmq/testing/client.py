@@ -20,6 +20,8 @@ from cometmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, Response
 from cometmq.wire.frame import Frame, encode_frame
 
 TIMEOUT_MS = 3_000
+FIRST_ROUTE_MS = 300
+LAST_ROUTE_MS = 5_000
 GRACE_US = 5_000_000  # after this much of healed time, whatever is asked must be answered
 
 Then = Callable[["Answer"], None]
@@ -96,6 +98,11 @@ class Client:
         self._out: Out = []
 
     @property
+    def now_us(self) -> int:
+        """The world's time, for the history; no role decides by it."""
+        return self._now_us()
+
+    @property
     def is_healed(self) -> bool:
         return self.history.healed_us >= 0
 
@@ -140,6 +147,7 @@ class Client:
         self._out = out
 
     def _leave(self) -> None:
+        """Plan the next tick; not needed where a settle follows."""
         first = min((asked.until_ms for asked in self._asked.values()), default=NEVER_MS)
         self.deadline_ms = min(first, self.role.next_ms)
 
@@ -164,7 +172,10 @@ class Client:
             if not frame.is_oneway:
                 reply = Frame(1, frame.opaque, FLAG_RESPONSE, serialize=frame.serialize)
                 out.append(Send(conn, encode_frame(reply)))
-        self._leave()
+
+    def receive(self, conn: ConnId, data: bytes, now_ms: int, out: Out) -> tuple[int, int]:
+        """Clients take whole frames."""
+        return 0, 0
 
     def settle(self, now_ms: int, out: Out) -> None:
         self._enter(now_ms, out)
@@ -178,7 +189,6 @@ class Client:
         if self._conns.get(address) == conn:
             del self._conns[address]
         self._fail([a for a in self._asked.values() if a.conn == conn])
-        self._leave()
 
     def dial_failed(self, address: str, reason: str, now_ms: int, out: Out) -> None:
         self._enter(now_ms, out)
@@ -201,7 +211,6 @@ class Client:
             if asked.conn and conn == asked.conn and self.rng.randrange(2):
                 out.append(Close(conn, "no answer"))
         self._fail(late)
-        self._leave()
 
     def _judge_silence(self, asked: _Asked) -> None:
         """On a sound network every request on an open connection is answered."""
@@ -259,13 +268,18 @@ class RouteCache:
         self._name_servers = name_servers
         self._targets: dict[str, list[Target]] = {}
         self._asked_ms: dict[str, int] = {}
+        self._wait_ms: dict[str, int] = {}
         self._turn = 0
 
-    def get(self, client: Client, topic: str, *, max_age_ms: int = 5_000) -> list[Target]:
-        """All queues known; asks on the side if that was not done lately."""
+    def get(self, client: Client, topic: str) -> list[Target]:
+        """All queues known; asks on the side if that was not done lately: often at first, while
+        brokers join, then every five seconds."""
         asked_ms = self._asked_ms.get(topic, 0)
-        if client.now_ms - asked_ms >= (max_age_ms if self._targets.get(topic) else 300):
+        wait_ms = self._wait_ms.get(topic, FIRST_ROUTE_MS)
+        if client.now_ms - asked_ms >= wait_ms:
             self._asked_ms[topic] = client.now_ms
+            if self._targets.get(topic):
+                self._wait_ms[topic] = min(2 * wait_ms, LAST_ROUTE_MS)
             self._turn += 1
             server = self._name_servers[self._turn % len(self._name_servers)]
             client.ask(

@@ -13,14 +13,17 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from cometmq import _fast
 from cometmq.broker.broker import Broker, Identity, store_config
 from cometmq.config import NameServerConfig
 from cometmq.nameserver.nameserver import NameServer
 from cometmq.ports import Core
+from cometmq.store.layout import COMMIT_LOG
 from cometmq.store.store import Store
 from cometmq.testing import checkers
 from cometmq.testing.admin import Admin, AdminPlan
@@ -33,16 +36,21 @@ from cometmq.testing.node import ENDED, Node
 from cometmq.testing.swarm import DOOMED, BrokerPlan, Swarm, draw
 from cometmq.testing.traffic import Consumer, ConsumerPlan, Producer, ProducerPlan
 
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot
+
 DEADLINE_US = 120_000 * MS  # phase two: everybody is done by then
 LEAST_HEALED_US = 9_500 * MS  # and this long at least, so that silence can be told from slowness
 MOST_EVENTS = 400_000
 RESTART_US = 300 * MS
 
+_NO_STEP = (0, 0, 0, 0)
+
 _Event = tuple[int, int, str, int | None, str, Callable[[], None]]
 
 
 class Outcome(msgspec.Struct):
-    """What a run came to. Equal seeds give equal hashes."""
+    """What a run came to. Equal seeds give equal hashes: of all events, and of the bytes alone."""
 
     seed: int
     problems: list[str]
@@ -55,13 +63,30 @@ class Outcome(msgspec.Struct):
     lost_acks: int
     boots: int
     faults: dict[str, int]
+    wire_hash: str = ""
+
+
+def _compiled_path() -> Hot | None:
+    """As run.py does; the same seed is the same run with it and without."""
+    module, _ = _fast.load()
+    return None if module is None else cast("Hot", module.Hot())
+
+
+MakeRole = Callable[[RouteCache, random.Random], Role]
+"""Makes what one more client does, from the routes it can ask for and the chance it may use."""
 
 
 class Cluster:
-    """One run. `run` plays it to its end."""
+    """One run. `run` plays it to its end; what happens besides the swarm's faults is told before,
+    by `at`. `roles` are clients of your own, by name."""
 
     def __init__(
-        self, seed: int, swarm: Swarm | None = None, trace: Callable[[str], None] | None = None
+        self,
+        seed: int,
+        swarm: Swarm | None = None,
+        trace: Callable[[str], None] | None = None,
+        *,
+        roles: Mapping[str, MakeRole] | None = None,
     ) -> None:
         self.seed = seed
         self.swarm = swarm or draw(seed)
@@ -77,8 +102,12 @@ class Cluster:
         self._trace = trace
         self._hash = hashlib.blake2b(digest_size=8)
         self._before: dict[str, tuple[int, int, int, bool]] = {}
+        self._steps: dict[str, tuple[int, checkers.Step]] = {}
         self._end_us = -1
+        self.history.is_on_disk = self._is_on_disk
+        self.history.trusts_clocks = not {"step", "drift"} & set(self.swarm.faults)
         self._build()
+        self._add_roles(roles or {})
         self.faults = Faults(self, random.Random(f"{seed}:faults"))
 
     # ------------------------------------------------------------------------------------- building
@@ -116,6 +145,15 @@ class Cluster:
             self._add_producer(number, producer, servers)
         for number, consumer in enumerate(swarm.consumers):
             self._add_consumer(number, consumer, servers)
+
+    def _add_roles(self, roles: Mapping[str, MakeRole]) -> None:
+        servers = [node.address for node in self.nodes.values() if node.name.startswith("namesrv")]
+        for number, (name, make_role) in enumerate(roles.items()):
+
+            def make(node: Node, make_role: MakeRole = make_role) -> Core:
+                return self._client(node, make_role(RouteCache(servers), self._rng(node)))
+
+            self._add(f"client-{name}", f"10.0.5.{number + 1}:1", make)
 
     def _add_producer(self, number: int, plan: ProducerPlan, servers: list[str]) -> None:
         def make(node: Node) -> Core:
@@ -174,11 +212,18 @@ class Cluster:
             max_open_queue_files=plan.max_open_queue_files,
             max_open_log_files=plan.max_open_log_files,
         )
-        store = Store.open(node.files, settings, node.now_ms)
+        hot = _compiled_path() if plan.config.is_compiled_path_enabled else None
+        store = Store.open(node.files, settings, node.now_ms, hot=hot)
         host, _, port = node.address.rpartition(":")
         broker = Broker(plan.config, Identity(host, int(port), 1, node.boot), store, node.now_ms)
         self._look_at_recovery(node, broker)
         return broker
+
+    # ------------------------------------------------------------------------------- for scenarios
+
+    def at(self, ms: int, act: Callable[[], None]) -> None:
+        """Do something at a moment of the run: kill, lose_power, stop or start a node, say."""
+        self.later(max(ms * MS - self.now_us, 0), "script", None, "script", act)
 
     # ---------------------------------------------------------------------------------------- world
 
@@ -204,6 +249,13 @@ class Cluster:
 
     def run(self) -> Outcome:
         """Play the whole run; problems are in the outcome, never raised."""
+        try:
+            self._run()
+        except Exception as error:
+            self.history.problem(f"the run broke off: {_tell(error)}")
+        return self._outcome()
+
+    def _run(self) -> None:
         for name in self.nodes:
             self.start(name)
         self.faults.begin()
@@ -216,7 +268,6 @@ class Cluster:
                 self._report_not_done()
             else:
                 self._last_look()
-        return self._outcome()
 
     def _play(self, until_us: int) -> None:
         heap = self._heap
@@ -239,6 +290,8 @@ class Cluster:
                 act()
             except AssertionError as error:
                 self.history.problem(f"assertion at {name}, {label}: {error}")
+            if name in self.brokers:
+                self._look_at_step(name)
             if self.history.problems or self.events > MOST_EVENTS:
                 break
         if self.events > MOST_EVENTS:
@@ -260,6 +313,7 @@ class Cluster:
             lost_acks=history.lost_ack_count,
             boots=sum(len(found) for found in history.recoveries.values()),
             faults=self.faults.counts,
+            wire_hash=self.network.hash,
         )
 
     # ------------------------------------------------------------------------- processes that end
@@ -297,12 +351,15 @@ class Cluster:
         if node.files is not None:
             node.files.kill()
 
-    def lose_power(self, name: str, keep_percent: int, flips: int) -> None:
+    def lose_power(
+        self, name: str, keep_percent: int = 50, flips: int = 0, *, loses_only: str | None = None
+    ) -> None:
+        """The machine goes too, and with it what was not synced; see SimulatedFiles.lose_power."""
         self._remember_end(name, is_lossless=False)
         node = self.nodes[name]
         node.die(has_power=False)
         if node.files is not None:
-            node.files.lose_power(keep_percent, flips, checkers.may_flip)
+            node.files.lose_power(keep_percent, flips, checkers.may_flip, loses_only=loses_only)
 
     def stop(self, name: str, then: Callable[[], None]) -> None:
         """An orderly stop; `then` when it is over."""
@@ -361,15 +418,37 @@ class Cluster:
         self.history.recovered(name, Recovery(node.boot, begin, end, ends, is_lossless))
         checkers.check_broker(self.history, name, broker, is_new=True)
 
+    def _look_at_step(self, name: str) -> None:
+        node = self.nodes[name]
+        core = node.core
+        if not isinstance(core, Broker):
+            return
+        boot, before = self._steps.get(name, (0, _NO_STEP))
+        if boot != node.boot:
+            before = _NO_STEP
+        step = checkers.check_step(self.history, name, core.store, before)
+        self._steps[name] = (node.boot, step)
+        if boot == node.boot and step[0] > before[0]:
+            assert node.files is not None
+            checkers.check_dropped(self.history, name, core.store, node.files.is_durable)
+
+    def _is_on_disk(self, name: str, boot: int, log_offset: int) -> bool:
+        """Asked when a firm acknowledgement arrives; of earlier boots their recovery tells."""
+        node = self.nodes[name]
+        core, files = node.core, node.files
+        if not isinstance(core, Broker) or files is None or node.boot != boot:
+            return True
+        if log_offset < core.store.min_log_offset:
+            return True  # dropped since
+        raw = core.store.record_at(log_offset)
+        if raw is None:
+            return False
+        at = log_offset % core.config.log_file_bytes
+        return files.is_durable(f"{COMMIT_LOG}/{log_offset - at:020}", at, len(raw))
+
     def _crashed(self, node: Node, error: Exception) -> None:
         """An exception left a core: our bug, whatever it says."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        where = ""
-        if trace is not None:
-            where = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
-        self.history.problem(f"{node.name} raised {type(error).__name__}: {error}{where}")
+        self.history.problem(f"{node.name} raised {_tell(error)}")
 
     # ------------------------------------------------------------------------------------ the end
 
@@ -408,15 +487,23 @@ class Cluster:
             checkers.known_brokers(server) == set(self.brokers)
             for server in self._name_servers().values()
         )
-        if (
-            is_time
-            and is_known
-            and self._roles_done()
-            and not checkers.missing(self.history, self._live(), self.swarm)
-        ):
+        if is_time and is_known and self._roles_done() and not self._not_yet():
             self._end_us = self.now_us
             return
         self.later(500 * MS, "watch", None, "watch", self._watch)
+
+    def _not_yet(self) -> list[str]:
+        """What groups still wait for."""
+        live = self._live()
+        members = [
+            node.core.role
+            for node in self.nodes.values()
+            if isinstance(node.core, Client) and isinstance(node.core.role, Consumer)
+        ]
+        return [
+            *checkers.missing(self.history, live, self.swarm),
+            *checkers.unshared(self.history, live, self.swarm, members),
+        ]
 
     def _roles_done(self) -> bool:
         return all(
@@ -447,7 +534,7 @@ class Cluster:
             unknown = sorted(set(self.brokers) - checkers.known_brokers(server))
             if unknown:
                 self.history.problem(f"{name} does not know {unknown}")
-        for text in checkers.missing(self.history, self._live(), self.swarm):
+        for text in self._not_yet():
             self.history.problem(text)
 
     def _last_look(self) -> None:
@@ -472,3 +559,14 @@ class Cluster:
                 assert node.files is not None
                 node.files.kill()
             self.start(name)
+
+
+def _tell(error: Exception) -> str:
+    """What was raised, and where."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        where = f" ({trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno})"
+    return f"{type(error).__name__}: {error}{where}"

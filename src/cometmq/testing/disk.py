@@ -7,6 +7,7 @@ of the rest: that is what POSIX promises, and no more.
     bytes      every 512-byte sector that was not synced is kept or lost on its own (torn writes)
     names      creations, renames and removals form a journal in order; a folder's sync commits the
                changes in that folder, a power loss keeps any prefix of what is left
+    staged     memory that a process wrote to and did not commit ends with it; a commit may be cut
     failures   no space for new files; a failed sync, after which the sectors it could not write are
                never written by a later one; flipped bits in sectors that were not synced
 
@@ -132,12 +133,21 @@ class SimulatedFiles:
         self._forget_process()
 
     def lose_power(
-        self, keep_percent: int, flips: int = 0, may_flip: Flippable | None = None
+        self,
+        keep_percent: int,
+        flips: int = 0,
+        may_flip: Flippable | None = None,
+        *,
+        loses_only: str | None = None,
     ) -> None:
         """Only the disk remains. Of sectors that were not synced `keep_percent` made it, by lot;
-        up to `flips` of these come back with a flipped bit, where `may_flip` allows it."""
+        up to `flips` of these come back with a flipped bit, where `may_flip` allows it.
+
+        `loses_only`: all names and all sectors made it, except those of files whose name begins so.
+        """
         rng = self._rng
-        for change in self._journal[: rng.randrange(len(self._journal) + 1)]:
+        kept = len(self._journal) if loses_only else rng.randrange(len(self._journal) + 1)
+        for change in self._journal[:kept]:
             self._commit(change)
         self._journal = []
         names = {
@@ -150,8 +160,11 @@ class SimulatedFiles:
             if inode in after:
                 continue
             content = bytearray(inode.durable)
+            percent = keep_percent
+            if loses_only is not None and not name.startswith(loses_only):
+                percent = 100
             for begin, end in inode.dirty_sectors():
-                if end > len(content) or begin in inode.lost or rng.randrange(100) >= keep_percent:
+                if end > len(content) or begin in inode.lost or rng.randrange(100) >= percent:
                     continue
                 content[begin:end] = inode.seen[begin:end]
                 if flips and may_flip is not None:
@@ -171,6 +184,16 @@ class SimulatedFiles:
     def has_lost_sectors(self) -> bool:
         """Whether a failed sync left pages behind that the next process won't see."""
         return any(inode.lost for inode in self._names.values())
+
+    def is_durable(self, name: str, at: int, size: int) -> bool:
+        """Whether these bytes, as the process sees them, would survive a power loss right now."""
+        inode = self._names.get(name)
+        return (
+            inode is not None
+            and self._durable_names.get(name) is inode
+            and _folder_of(name) in self._durable_folders
+            and inode.durable[at : at + size] == inode.seen[at : at + size]
+        )
 
     def _forget_process(self) -> None:
         self._failed.clear()
@@ -209,8 +232,21 @@ class SimulatedFiles:
             raise AssertionError(f"{name} is {len(inode.seen)} bytes, mapped as {size}")
         return SimulatedMappedFile(self, name, inode)
 
+    @property
+    def queue_map_limit(self) -> int:
+        return 4096
+
     def target(self, name: str) -> _NamedTarget:
         return _NamedTarget(self, name)
+
+    def stage(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+    def writing(self, name: str, at: int, data: memoryview) -> _Write:
+        return _Write(self, name, at, data)
+
+    def making(self, name: str, size: int) -> _Making:
+        return _Making(self, name, size)
 
     def zero_from(self, name: str, at: int, size: int, *, is_durable: bool = True) -> None:
         inode = self._names[name]
@@ -297,6 +333,22 @@ class SimulatedFiles:
         for folder in self._folders_to_sync(name):
             self._sync_folder(folder)
             self._synced_folders[folder] = None
+
+    def commit(self, name: str, at: int, data: memoryview) -> None:
+        """pwrite: into the page cache. A process that ends in it, or an error, cuts it short."""
+        inode = self._names.get(name)
+        if inode is None:
+            raise OSError(errno.ENOENT, f"no such file: {name}")
+        assert at + len(data) <= len(inode.seen), (name, at, len(data))
+        if self.ends_in == 0 or self.failing_syncs:
+            part = self._rng.randrange(len(data))
+            inode.seen[at : at + part] = data[:part]
+        self._count_sync()
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            self.failures += 1
+            raise OSError(errno.EIO, f"input/output error on {name}")
+        inode.seen[at : at + len(data)] = data
 
     def _folders_to_sync(self, name: str) -> list[str]:
         """As RealFiles: what changed for a new file; of an old one what we never synced."""
@@ -411,6 +463,18 @@ class SimulatedMappedFile:
         return True
 
 
+class _Making:
+    __slots__ = ("_files", "_name", "_size")
+
+    def __init__(self, files: SimulatedFiles, name: str, size: int) -> None:
+        self._files = files
+        self._name = name
+        self._size = size
+
+    def sync(self) -> None:
+        self._files.map(self._name, self._size)
+
+
 class _NamedTarget:
     __slots__ = ("_files", "_name")
 
@@ -420,6 +484,19 @@ class _NamedTarget:
 
     def sync(self) -> None:
         self._files.sync(self._name)
+
+
+class _Write:
+    __slots__ = ("_at", "_data", "_files", "_name")
+
+    def __init__(self, files: SimulatedFiles, name: str, at: int, data: memoryview) -> None:
+        self._files = files
+        self._name = name
+        self._at = at
+        self._data = data
+
+    def sync(self) -> None:
+        self._files.commit(self._name, self._at, self._data)
 
 
 def _copy(inode: _Inode) -> _Inode:

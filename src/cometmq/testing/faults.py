@@ -172,7 +172,7 @@ class Faults:
         self._later(self._while_us(), over)
 
     def _failed_sync(self) -> None:
-        node = self._running("broker")
+        node = self._running("broker", "namesrv")
         if node is not None and node.files is not None:
             node.files.failing_syncs = self._rng.choice((1, 1, 3))
 
@@ -190,7 +190,7 @@ class Faults:
         self._later(500 * MS + self._while_us(), over)
 
     def _full(self) -> None:
-        node = self._running("broker")
+        node = self._running("broker", "namesrv")
         if node is None or node.files is None:
             return
         files = node.files
@@ -230,6 +230,15 @@ class Faults:
         node = self._running("broker", "namesrv")
         if node is not None:
             self._lose_power(node)
+
+    def _queues_ahead(self) -> None:
+        """A power loss after the queues and all else were written back, and the log was not."""
+        node = self._running("broker")
+        if node is not None:
+            self._cluster.lose_power(
+                node.name, self._rng.choice((0, 0, 50)), 0, loses_only="commitlog/"
+            )
+            self._restart_later(node.name)
 
     def _lose_power(self, node: Node) -> None:
         self._cluster.lose_power(node.name, self._rng.choice((0, 10, 50, 90, 100)), self._flips)

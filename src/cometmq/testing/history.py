@@ -9,7 +9,11 @@ says which boot of the broker it came from, and is judged against all recoveries
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+
+LOCK_US = 60_000_000  # a broker's lock on a queue lasts this long after its last renewal
 
 Queue = tuple[str, str, int]
 """(broker, topic, queue id)"""
@@ -50,10 +54,35 @@ class Recovery(msgspec.Struct):
         return self.log_begin <= log_offset < self.log_end
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A record in a log that proved to be a message as it was sent."""
+
+    token: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    size: int
+
+
+class _Lock(msgspec.Struct):
+    """A queue given to one member of a group by one boot of a broker."""
+
+    member: str
+    boot: int
+    asked_us: int
+
+
 class History:
     """One run. `problems` is empty if all went well."""
 
     def __init__(self) -> None:
+        self.is_on_disk: Callable[[str, int, int], bool] = lambda broker, boot, log_offset: True
+        """(broker, boot, log offset): whether a record would survive a power loss right now."""
+        self.locks: dict[tuple[str, Queue], _Lock] = {}
+        """(group, queue) -> who was told to own it."""
+        self.trusts_clocks = True
+        """Whether a lock's minute is a minute."""
         self.sent: dict[str, Sent] = {}
         self.acks: dict[Queue, dict[int, Ack]] = {}
         self.consumed: dict[str, set[tuple[str, str, int, int, str]]] = {}
@@ -71,6 +100,8 @@ class History:
         """What name servers said they have saved."""
         self.topics: dict[str, dict[str, None]] = {}
         """Topics that brokers said they have made, in runs where that is a promise."""
+        self.proven: dict[bytes, Found] = {}
+        """Bytes of records that were looked at before: the same bytes need no second proof."""
         self.problems: list[str] = []
         self.healed_us = -1
         self.ack_count = 0
@@ -96,6 +127,11 @@ class History:
             if not recovery.has(log_offset):
                 self._lost(place, offset, token, recovery, is_firm=is_firm)
                 return
+        if is_firm and not self.is_on_disk(broker, boot, log_offset):
+            self.problem(
+                f"acknowledged but not on disk: {token} at {place} offset {offset}, log offset "
+                f"{log_offset}"
+            )
         table = self.acks.setdefault(place, {})
         former = table.get(offset)
         if former is not None and (former.token, former.log_offset) != (token, log_offset):
@@ -144,6 +180,29 @@ class History:
     def consume(self, group: str, place: Queue, offset: int, token: str) -> None:
         self.consumed_count += 1
         self.consumed.setdefault(group, set()).add((*place, offset, token))
+
+    def locked(
+        self, group: str, place: Queue, member: str, boot: int, asked_us: int, now_us: int
+    ) -> None:
+        """A broker told a member that it owns a queue. Nobody else may, until the lock has run out
+        or been given back; a broker that starts again has forgotten all locks."""
+        if not self.trusts_clocks:
+            return
+        former = self.locks.get((group, place))
+        if former is not None and former.member != member:
+            if former.boot > boot:
+                return  # old news
+            if former.boot == boot and now_us - former.asked_us < LOCK_US:
+                self.problem(
+                    f"{place} belongs to {former.member} and to {member} of {group} at once"
+                )
+        self.locks[group, place] = _Lock(member, boot, asked_us)
+
+    def unlocked(self, group: str, place: Queue, member: str) -> None:
+        """A member gives a queue back, from this moment on."""
+        former = self.locks.get((group, place))
+        if former is not None and former.member == member:
+            del self.locks[group, place]
 
     # ---------------------------------------------------------------------------- what brokers show
 

@@ -11,10 +11,12 @@ It knows nothing of frames. All randomness comes from the Random it is given.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 MS = 1_000  # microseconds, the unit of virtual time
@@ -110,6 +112,12 @@ class Network:
         self.cuts: dict[tuple[str, str], None] = {}
         self.ends: list[End] = []
         self._next_port = 40_000
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    @property
+    def hash(self) -> str:
+        """All that arrived anywhere: what, where and when."""
+        return self._hash.hexdigest()
 
     # ------------------------------------------------------------------------------ for the nodes
 
@@ -237,7 +245,7 @@ class Network:
         self._arrive_later(to, ready - self._world.now_us)
 
     def _arrive_later(self, to: End, delay_us: int) -> None:
-        self._world.later(delay_us, to.node, None, "arrive", lambda: self._arrive(to))
+        self._world.later(delay_us, to.node, None, "arrive", partial(self._arrive, to))
 
     def _arrive(self, to: End) -> None:
         now = self._world.now_us
@@ -265,7 +273,9 @@ class Network:
                 data = data[:at]
         if to.inbox:
             self._arrive_later(to, max(to.inbox[0][0] - now, self._delay()))
-        self._world.note(f"{to.peer.node}>{to.node} {len(data)} {zlib.crc32(data):08x}")
+        text = f"{to.peer.node}>{to.node} {len(data)} {zlib.crc32(data):08x}"
+        self._hash.update(f"{now} {text}".encode())
+        self._world.note(text)
         host.received(to, data)
 
     def _refuse(self, to: End, host: Host) -> None:

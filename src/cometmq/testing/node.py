@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import ParamSpec
 
 from cometmq.errors import CometError
 from cometmq.ports import NEVER_MS, Close, ConnId, Core, Dial, Flush, Out, Peer, Save, Send
@@ -19,6 +20,8 @@ from cometmq.testing.disk import ProcessEnded, SimulatedFiles
 from cometmq.testing.network import MS, End, Network, World
 from cometmq.wire.frame import Frame, FrameReader
 from cometmq.wire.message_id import pack_host
+
+P = ParamSpec("P")
 
 EPOCH_MS = 1_700_000_000_000
 LONGEST_SLEEP_US = 1_000 * MS  # as net.driver
@@ -36,7 +39,7 @@ class SimulatedClock:
         self._since_us = 0
         self._drift_ppm = 0
         self._last_us = 0
-        self._last_at_us = 0
+        self._last_at_us = -1
 
     def set(self, now_us: int, *, step_us: int = 0, drift_ppm: int | None = None) -> None:
         self._base_us = self._wall_us(now_us) + step_us
@@ -47,14 +50,16 @@ class SimulatedClock:
     def restart(self) -> None:
         """A new process believes the wall clock as it is."""
         self._last_us = 0
+        self._last_at_us = -1
 
     def read_ms(self, now_us: int) -> int:
-        wall_us = self._wall_us(now_us)
-        if wall_us >= self._last_us:
-            self._last_us = wall_us
-        else:
-            self._last_us += (now_us - self._last_at_us) // 2
-        self._last_at_us = now_us
+        if now_us != self._last_at_us:
+            wall_us = self._wall_us(now_us)
+            if wall_us >= self._last_us:
+                self._last_us = wall_us
+            else:
+                self._last_us += (now_us - self._last_at_us) // 2
+            self._last_at_us = now_us
         return self._last_us // MS
 
     def _wall_us(self, now_us: int) -> int:
@@ -123,7 +128,7 @@ class Node:
         return self.clock.read_ms(self._world.now_us)
 
     def start(self) -> str | None:
-        """Begin a new boot; the reason if the program refused to start (OSError, CometError)."""
+        """Begin a new boot; the reason if the program refused to start, or broke."""
         assert self.core is None
         self.boot += 1
         self.is_powered = True
@@ -141,6 +146,11 @@ class Node:
             return f"{type(error).__name__}: {error}"
         except ProcessEnded:
             return ENDED
+        except Exception as error:
+            if self.on_crash is None:
+                raise
+            self.on_crash(self, error)
+            return f"{type(error).__name__}: {error}"
         finally:
             if self.files is not None:
                 self.files.ends_in = -1
@@ -160,7 +170,7 @@ class Node:
         core = self.core
         assert core is not None
         give_up_us = self._world.now_us + STOP_TIMEOUT_US
-        self.guard(lambda: core.stop(self.now_ms, self._out))
+        self.guard(core.stop, self.now_ms, self._out)
         self._drain()
 
         def wait() -> None:
@@ -172,7 +182,7 @@ class Node:
             self._later(max(busy_us, 0) + 1, "close", close)
 
         def close() -> None:
-            self.guard(lambda: core.close(self.now_ms))
+            self.guard(core.close, self.now_ms)
             self.die(has_power=True)
             then()
 
@@ -183,10 +193,10 @@ class Node:
         self.paused_until_us = max(self.paused_until_us, self._world.now_us + duration_us)
         self.stalled_ms = duration_us // MS if self._rng.randrange(2) else 0
 
-    def guard(self, call: Callable[[], None]) -> None:
+    def guard(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """An exception that leaves a core is a bug of ours, whatever it is."""
         try:
-            call()
+            call(*args, **kwargs)
         except Exception as error:
             if self.on_crash is None:
                 raise
@@ -215,23 +225,45 @@ class Node:
         self._readers[end.conn] = FrameReader()
         far = self._world.host(end.peer.node).address.rpartition(":")[0]
         peer = Peer(far, end.port, pack_host(far, end.port), end.dialled)
-        self.guard(lambda: core.opened(ConnId(end.conn), peer, self.now_ms, self._out))
+        self.guard(core.opened, ConnId(end.conn), peer, self.now_ms, self._out)
         self._drain()
 
     def received(self, end: End, data: bytes) -> None:
         reader = self._readers.get(end.conn)
         if reader is None or self.core is None:
             return
-        frames = reader.feed(data)
+        whole = reader.join(data)
+        if whole is None:
+            return
+        taken = self._receive(end, whole)
+        frames = reader.split(whole, taken)
         assert reader.error is None, f"{end.peer.node}: {reader.error}"
         if frames:
             self._turn(end, frames)
+        elif taken:
+            self._settle()
+
+    def _receive(self, end: End, data: bytes) -> int:
+        """The core's chance to take raw bytes, as Driver.receive."""
+        core = self.core
+        assert core is not None
+        try:
+            taken, _ = core.receive(ConnId(end.conn), data, self.now_ms, self._out)
+            if taken and self.stalled_ms:
+                stalled_ms, self.stalled_ms = self.stalled_ms, 0
+                core.stalled(stalled_ms, self.now_ms, self._out)
+            return taken
+        except Exception as error:
+            if self.on_crash is None:
+                raise
+            self.on_crash(self, error)
+            return len(data)
 
     def _turn(self, end: End, frames: list[Frame]) -> None:
         core, conn = self.core, ConnId(end.conn)
         assert core is not None
         for frame in frames:
-            self.guard(partial(core.handle, conn, frame, 0, self.now_ms, self._out))
+            self.guard(core.handle, conn, frame, 0, self.now_ms, self._out)
             if self.stalled_ms:
                 stalled_ms, self.stalled_ms = self.stalled_ms, 0
                 core.stalled(stalled_ms, self.now_ms, self._out)
@@ -244,13 +276,13 @@ class Node:
             return
         del self._readers[end.conn]
         core = self.core
-        self.guard(lambda: core.closed(ConnId(end.conn), self.now_ms, self._out))
+        self.guard(core.closed, ConnId(end.conn), self.now_ms, self._out)
         self._settle()
 
     def unreachable(self, address: str, reason: str) -> None:
         core = self.core
         assert core is not None
-        self.guard(lambda: core.dial_failed(address, reason, self.now_ms, self._out))
+        self.guard(core.dial_failed, address, reason, self.now_ms, self._out)
         self._drain()
 
     # ------------------------------------------------------------------------------------- turns
@@ -258,7 +290,7 @@ class Node:
     def _settle(self) -> None:
         core = self.core
         if core is not None:
-            self.guard(lambda: core.settle(self.now_ms, self._out))
+            self.guard(core.settle, self.now_ms, self._out)
             self._drain()
 
     def _tick(self) -> None:
@@ -266,9 +298,8 @@ class Node:
         assert core is not None
         self._count_tick()
         self._timer_us = NEVER_MS
-        self.guard(lambda: core.tick(self.now_ms, self._out))
+        self.guard(core.tick, self.now_ms, self._out)
         self._settle()
-        self._schedule()
 
     def _count_tick(self) -> None:
         now = self._world.now_us
@@ -281,22 +312,27 @@ class Node:
         if self.core is None:
             return
         wait_us = (self.core.deadline_ms - self.now_ms) * MS
-        at_us = self._world.now_us + min(max(wait_us, LEAST_SLEEP_US), LONGEST_SLEEP_US)
+        if wait_us < LEAST_SLEEP_US:
+            wait_us = LEAST_SLEEP_US
+        elif wait_us > LONGEST_SLEEP_US:
+            wait_us = LONGEST_SLEEP_US
+        at_us = self._world.now_us + wait_us
         if self._timer_us <= at_us:
             return
         self._timer += 1
         self._timer_us = at_us
-        number = self._timer
+        self._later(wait_us, "tick", partial(self._fire, self._timer))
 
-        def fire() -> None:
-            if number == self._timer and self.core is not None:
-                self._tick()
-
-        self._later(at_us - self._world.now_us, "tick", fire)
+    def _fire(self, number: int) -> None:
+        if number == self._timer and self.core is not None:
+            self._tick()
 
     def _drain(self) -> None:
         """Carry out what the core asked for; bytes of one turn leave in one piece."""
         out, self._out = self._out, []
+        if not out:
+            self._schedule()
+            return
         outbox: dict[int, list[bytes]] = {}
         closes: list[End] = []
         for effect in out:
@@ -334,9 +370,9 @@ class Node:
             core = self.core
             assert core is not None
             if reason is None:
-                self.guard(lambda: core.flushed(effect.kind, self.now_ms, self._out))
+                self.guard(core.flushed, effect.kind, self.now_ms, self._out)
             else:
-                self.guard(lambda: core.flush_failed(effect.kind, reason, self.now_ms, self._out))
+                self.guard(core.flush_failed, effect.kind, reason, self.now_ms, self._out)
             self._settle()
 
         self._work("log" if effect.kind == "log" else "state", job(), len(targets), done)
@@ -348,7 +384,7 @@ class Node:
         def done(reason: str | None) -> None:
             core = self.core
             assert core is not None
-            self.guard(lambda: core.saved(effect.name, reason, self.now_ms, self._out))
+            self.guard(core.saved, effect.name, reason, self.now_ms, self._out)
             self._settle()
 
         self._work("state", files.replacing(effect.name, effect.content), 4, done)

@@ -23,6 +23,8 @@ FAULTS = (
     # clocks
     "step", "drift",
 )  # fmt: skip
+LATER_FAULTS = ("queues_ahead",)
+"""Drawn apart, so that seeds from before there were these stay what they were without them."""
 
 TOPICS = ("Orders", "Events")
 DOOMED = "Doomed"
@@ -52,17 +54,34 @@ class Swarm(msgspec.Struct, frozen=True):
     ending: str  # how brokers end before the last look: power, kill or stop
 
 
-def draw(seed: int, *, flush: str = "", always: tuple[str, ...] = ()) -> Swarm:
-    """The swarm of a seed; `flush` and `always` pin what a scenario is about."""
+def draw(
+    seed: int,
+    *,
+    flush: str = "",
+    always: tuple[str, ...] = (),
+    only: tuple[str, ...] | None = None,
+) -> Swarm:
+    """The swarm of a seed, with what a scenario is about pinned: `flush` to SYNC_FLUSH or
+    ASYNC_FLUSH; `always`, faults that must be on ("lock": groups that consume in order); `only`,
+    the faults that may be on at all, () for none."""
     rng = random.Random(f"{seed}:swarm")
     level = rng.choice((15, 35, 60))
     faults = tuple(f for f in FAULTS if f in always or rng.randrange(100) < level)
+    later = random.Random(f"{seed}:swarm:later")
+    faults += tuple(f for f in LATER_FAULTS if f in always or later.randrange(100) < level)
+    if only is not None:
+        faults = tuple(f for f in faults if f in only)
+    # The lock of a dead member costs a minute; a clock put back makes it last longer than a run.
+    lock_percent = 5 if "client_kill" in faults else 20
+    lock_percent = 0 if "step" in faults else 100 if "lock" in always else lock_percent
     big = rng.choice((40, 400, 1200))
     duration_ms = rng.choice((1_500, 3_000, 3_000, 6_000, 12_000))
     topics = {name: rng.choice((1, 2, 4)) for name in TOPICS[: rng.randrange(1, 3)]}
     has_doomed = rng.randrange(4) == 0
     brokers = tuple(
-        _broker(rng, number, big, flush, is_filled="fill" in faults)
+        _broker(
+            rng, number, big, flush, is_filled="fill" in faults, is_compiled=later.randrange(4) > 0
+        )
         for number in range(rng.choice((1, 1, 2, 2, 3)))
     )
     firm = tuple(b.config.name for b in brokers if b.config.flush == "SYNC_FLUSH")
@@ -81,7 +100,11 @@ def draw(seed: int, *, flush: str = "", always: tuple[str, ...] = ()) -> Swarm:
         for _ in range(rng.randrange(1, 4))
     )
     consumers = tuple(
-        plan for number in range(rng.randrange(1, 3)) for plan in _group(rng, number, tuple(topics))
+        plan
+        for number in range(rng.randrange(1, 3))
+        for plan in _group(
+            rng, number, tuple(topics), is_ordered=later.randrange(100) < lock_percent
+        )
     )
     return Swarm(
         name_servers=rng.randrange(1, 3),
@@ -98,7 +121,9 @@ def draw(seed: int, *, flush: str = "", always: tuple[str, ...] = ()) -> Swarm:
     )
 
 
-def _group(rng: random.Random, number: int, topics: tuple[str, ...]) -> list[ConsumerPlan]:
+def _group(
+    rng: random.Random, number: int, topics: tuple[str, ...], *, is_ordered: bool
+) -> list[ConsumerPlan]:
     plan = ConsumerPlan(
         group=f"Group{number}",
         topics=topics,
@@ -107,12 +132,13 @@ def _group(rng: random.Random, number: int, topics: tuple[str, ...]) -> list[Con
         commit_ms=rng.choice((200, 1_000, 3_000)),
         suspend_ms=rng.choice((500, 2_000)),
         commits_by_pull=bool(rng.randrange(2)),
+        is_ordered=is_ordered,
     )
     return [plan] * rng.randrange(1, 4)
 
 
 def _broker(
-    rng: random.Random, number: int, big: int, flush: str, *, is_filled: bool
+    rng: random.Random, number: int, big: int, flush: str, *, is_filled: bool, is_compiled: bool
 ) -> BrokerPlan:
     sizes = (8192, 16384, 65536)
     if big > 1000:
@@ -140,5 +166,6 @@ def _broker(
         clean_interval_ms=200 if is_filled else 10_000,
         clean_forcibly=is_filled,  # then a full disk costs the oldest messages
         default_queue_count=4,
+        is_compiled_path_enabled=is_compiled,
     )
     return BrokerPlan(config, rng.choice((4, 8, 4096)), rng.choice((2, 4, 256)))

@@ -8,6 +8,7 @@ its own Random, so that one more draw shifts nobody else.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,9 @@ from cometmq.wire.headers import (
     to_ext,
 )
 from cometmq.wire.record import Piece
+
+LOCK_INTERVAL_MS = 1_000
+IDLE_MS = 400
 
 # --------------------------------------------------------------------------------------- producers
 
@@ -72,6 +76,8 @@ class Producer:
 
     def wake(self, client: Client) -> None:
         self.next_ms = client.now_ms + 1 + self._rng.randrange(2 * self._plan.interval_ms)
+        if client.is_healed and not self._again:
+            self.next_ms = client.now_ms + IDLE_MS  # a retry wakes it earlier
         if self._in_flight >= self._plan.window:
             return
         if self._again:
@@ -163,6 +169,7 @@ class Producer:
         parcel.tries += 1
         if parcel.tries < 6 or client.is_healed:
             self._again.append(parcel)
+            self.next_ms = min(self.next_ms, client.now_ms + 1 + self._plan.interval_ms)
 
 
 def _properties(message: Sent) -> str:
@@ -188,6 +195,7 @@ class ConsumerPlan(msgspec.Struct, frozen=True):
     commit_ms: int
     suspend_ms: int
     commits_by_pull: bool
+    is_ordered: bool  # a queue is pulled only by who holds its lock
 
 
 class _Share:
@@ -199,6 +207,8 @@ class _Share:
         self.committed = -1
         self.is_busy = False
         self.is_dropped = False
+        self.is_locked = False
+        self.was_asked_for = False
         self.again_ms = 0
 
 
@@ -213,14 +223,25 @@ class Consumer:
         self._routes = routes
         self._rng = rng
         self._shares: dict[tuple[str, str, int], _Share] = {}
+        self._unlocking: dict[tuple[str, str, int], None] = {}
         self._beat_ms = 0
         self._commit_ms = 0
         self._balance_ms = 0
+        self._lock_ms = 0
         self.next_ms = 0
 
     @property
     def is_done(self) -> bool:
         return True
+
+    @property
+    def group(self) -> str:
+        return self._plan.group
+
+    @property
+    def places(self) -> list[tuple[str, str, int]]:
+        """The queues that this member takes to be its own."""
+        return list(self._shares)
 
     def told(self, client: Client, frame: Frame) -> None:
         if frame.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
@@ -242,10 +263,17 @@ class Consumer:
             self._commit_ms = now_ms + plan.commit_ms
             for share in self._shares.values():
                 self._commit(client, share)
+        self.next_ms = min(self._beat_ms, self._balance_ms)
+        if any(share.offset != share.committed for share in self._shares.values()):
+            self.next_ms = min(self.next_ms, self._commit_ms)
+        if plan.is_ordered:
+            if self._lock_ms <= now_ms or self._lock_ms > now_ms + LOCK_INTERVAL_MS:
+                self._lock_ms = now_ms + LOCK_INTERVAL_MS
+                self._lock(client)
+            self.next_ms = min(self.next_ms, self._lock_ms)
         for share in self._shares.values():
             if not share.is_busy and share.again_ms <= now_ms:
                 self._advance(client, share)
-        self.next_ms = min(self._beat_ms, self._balance_ms, self._commit_ms)
         for share in self._shares.values():
             if not share.is_busy:
                 self.next_ms = min(self.next_ms, max(share.again_ms, now_ms + 1))
@@ -305,13 +333,76 @@ class Consumer:
             share = self._shares.pop(place)
             share.is_dropped = True
             self._commit(client, share)
+            if share.was_asked_for:
+                self._unlock(client, share)
         for place, target in places.items():
             if place not in self._shares:
                 self._shares[place] = _Share(target)
+                self._lock_ms = 0
+
+    # ---------------------------------------------------------------------------------------- locks
+
+    def _lock(self, client: Client) -> None:
+        """Take or renew the locks of all shares, broker by broker."""
+        by_address: dict[str, list[_Share]] = {}
+        for share in self._shares.values():
+            share.was_asked_for = True
+            by_address.setdefault(share.target.address, []).append(share)
+        for address, shares in by_address.items():
+            asked_us = client.now_us
+            client.ask(
+                address,
+                RequestCode.LOCK_BATCH_MQ,
+                {},
+                partial(self._locked, client, shares, asked_us),
+                body=self._lock_body(shares),
+            )
+
+    def _locked(self, client: Client, shares: list[_Share], asked_us: int, answer: Answer) -> None:
+        granted: set[tuple[str, str, int]] = set()
+        if answer.frame is not None and answer.is_ok:
+            found = fastjson.loads(answer.frame.body)["lockOKMQSet"]
+            granted = {(one["brokerName"], one["topic"], one["queueId"]) for one in found}
+        for share in shares:
+            place = share.target.place
+            share.is_locked = place in granted
+            # An unlock that may still arrive would make a lock worth nothing.
+            if share.is_locked and not share.is_dropped and place not in self._unlocking:
+                client.history.locked(
+                    self._plan.group, place, self._name, answer.boot, asked_us, client.now_us
+                )
+        self.next_ms = client.now_ms
+
+    def _unlock(self, client: Client, share: _Share) -> None:
+        place = share.target.place
+        client.history.unlocked(self._plan.group, place, self._name)
+        self._unlocking[place] = None
+
+        def done(answer: Answer) -> None:
+            if answer.is_ok:
+                self._unlocking.pop(place, None)
+
+        client.ask(
+            share.target.address,
+            RequestCode.UNLOCK_BATCH_MQ,
+            {},
+            done,
+            body=self._lock_body([share]),
+        )
+
+    def _lock_body(self, shares: list[_Share]) -> bytes:
+        places = [share.target.place for share in shares]
+        queues = [{"brokerName": b, "topic": t, "queueId": q} for b, t, q in places]
+        return msgspec.json.encode(
+            {"consumerGroup": self._plan.group, "clientId": self._name, "mqSet": queues}
+        )
 
     # ------------------------------------------------------------------------------------- progress
 
     def _advance(self, client: Client, share: _Share) -> None:
+        if self._plan.is_ordered and not share.is_locked:
+            share.again_ms = client.now_ms + LOCK_INTERVAL_MS
+            return
         share.is_busy = True
         if share.offset < 0:
             self._ask_offset(client, share)
