@@ -6,10 +6,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup demo test check interop crash sim bench docs lock clean
+.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers docs lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv with everything installed
 
@@ -25,6 +25,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@# Compiled here and now, so that starts are quick even where Python may not write bytecode.
 	$(PY) -m compileall -q src
 	@touch $(STAMP)
+
+fast: $(STAMP) ## compile the hot path again after a change of src/cometmq/_fast
+	$(PY) setup.py -q build_ext --inplace
+
+pure: ## remove the compiled path; everything runs on the plain one
+	rm -f src/cometmq/_fast/*.so
 
 demo: $(STAMP) ## the main job on an embedded server, step by step; ends by itself
 	$(PY) examples/demo.py
@@ -42,14 +48,27 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways
 	$(PY) -m pytest -q tests/interop $(ARGS)
 
-crash: $(STAMP) ## kill -9 under load, 50 times in each flush mode
-	COMETMQ_KILLS=$${KILLS:-50} $(PY) -m pytest -q tests/crash $(ARGS)
+crash: $(STAMP) ## kill -9 under load, 200 times over all points and both flush modes (KILLS=n)
+	COMETMQ_KILLS=$${KILLS:-200} $(PY) -m pytest -q tests/crash $(ARGS)
 
 sim: $(STAMP) ## the simulated cluster: SEED=n for one seed, else fresh seeds for SECONDS (60)
 	$(PY) -m cometmq.testing.simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
 
-bench: $(STAMP) ## measure sends and pulls; a line a run in benchmarks/results
-	$(PY) benchmarks/wire.py $(ARGS)
+soak: $(STAMP) ## fresh seeds until Ctrl-C, on all cores; failed ones go to .cache/soak-failures.txt
+	$(PY) -m cometmq.testing.simulate --soak --failures .cache/soak-failures.txt $(if $(JOBS),--jobs $(JOBS)) $(if $(COUNT),--count $(COUNT))
+
+$(VENV)/.plots: $(STAMP)
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt 'matplotlib>=3.8,<4' \
+	  && touch $@ || echo "matplotlib can't be installed: no plots"
+
+bench: $(VENV)/.plots ## CometMQ beside the C limit; ARGS=--quick for a short run
+	$(PY) benchmarks/run.py $(ARGS)
+
+bench-growth: $(STAMP) ## does a message cost more as things grow? ARGS=--quick
+	$(PY) benchmarks/growth.py $(ARGS)
+
+bench-peers: $(STAMP) ## beside Apache RocketMQ, Redis Streams and NATS JetStream
+	$(PY) benchmarks/peers.py $(ARGS)
 
 docs: $(STAMP) ## make the generated pages in docs/ anew
 	$(PY) docs/make_docs.py
@@ -59,4 +78,4 @@ lock: $(STAMP) ## write the exact versions in use to constraints.txt
 	   $(PY) -m pip list --format=freeze --exclude cometmq --exclude pip --exclude setuptools; } > constraints.txt
 
 clean: ## remove what make made
-	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/.build src/cometmq/_fast/*.so
