@@ -98,6 +98,7 @@ class Hot:
         log_begin: int,
         log_end: int,
         write_at: int,
+        read_upto: int,
         log_min: int,
         store_ms: int,
         born_host: bytes,

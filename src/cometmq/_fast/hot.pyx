@@ -558,7 +558,7 @@ cdef class Hot:
     cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
     # the buffer being fed
     cdef uint8_t* log
-    cdef int64_t log_begin, log_end, log_min
+    cdef int64_t log_begin, log_end, log_min, read_upto
     cdef int64_t store_ms
     cdef bytes born_host
     cdef int allowed
@@ -755,6 +755,7 @@ cdef class Hot:
         int64_t log_begin,
         int64_t log_end,
         int64_t write_at,
+        int64_t read_upto,
         int64_t log_min,
         int64_t store_ms,
         bytes born_host,
@@ -762,7 +763,8 @@ cdef class Hot:
     ):
         """Do what the frames from byte `at` on ask for; returns the byte where that ends.
 
-        `log`: memory of the file being written, which holds [log_begin, log_end) of the log.
+        `log`: the memory being written to, which holds [log_begin, log_end) of the log; what is
+        before `read_upto` may be read.
         """
         cdef Py_buffer view
         cdef Bytes begin = <Bytes>PyBytes_AS_STRING(data) + at
@@ -771,6 +773,7 @@ cdef class Hot:
         self.frames = 0
         self.replies.size = self.acks.size = 0
         self.write_at = write_at
+        self.read_upto = read_upto
         self.log_begin = log_begin
         self.log_end = log_end
         self.log_min = log_min
@@ -1426,7 +1429,7 @@ cdef class Hot:
         cdef uint32_t magic
         if log_offset < self.log_min or size < MIN_RECORD_BYTES:
             return NULL
-        if log_offset + size > self.write_at:
+        if log_offset + size > self.read_upto:
             return NULL
         pin = self.log_pins[(log_offset // self.file_bytes) % LOG_PINS]
         if pin == NULL or pin.at == NULL or log_offset < pin.start or log_offset + size > pin.end:

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
@@ -37,9 +37,6 @@ from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame, frame_at, reply_to
-
-if TYPE_CHECKING:
-    from cometmq._fast.hot import Hot
 
 log = logging.getLogger("cometmq.broker")
 
@@ -206,13 +203,24 @@ class Broker:
         if hot is None:
             return 0, 0
         at = frames = 0
+        born_host = self.peers[conn].packed
         for _ in range(MOST_MIXED):
-            stopped_at = self._feed(hot, conn, data, at, now_ms, out)
-            if stopped_at > at:
-                at = stopped_at
+            if not self.stall_ms:
+                config = self.config
+                self.fed_ms = now_ms
+                may_send = not self.is_stopping and now_ms >= config.accept_sends_from_ms
+                may_pull = self._is_readable and not self.offsets.resets
+                at = self.store.feed(data, at, born_host, now_ms, may_send, may_pull)
                 frames += hot.frames
-            if at == len(data) or hot.is_full:
-                break
+                replies = hot.take_replies()
+                if replies is not None:
+                    out.append(Send(conn, replies))
+                acks = hot.take_acks()
+                if acks is not None:
+                    until_ms = now_ms + config.sync_flush_timeout_ms
+                    self._parked.append(_ParkedAcks(hot.write_at, until_ms, conn, acks))
+                if at == len(data) or hot.is_full:
+                    break
             found = frame_at(data, at, self.config.max_frame_bytes)
             if found is None:
                 break
@@ -220,24 +228,6 @@ class Broker:
             frames += 1
             self.handle(conn, frame, 0, now_ms, out)
         return at, frames
-
-    def _feed(self, hot: Hot, conn: ConnId, data: bytes, at: int, now_ms: int, out: Out) -> int:
-        """The compiled path from byte `at` on; returns where it stopped."""
-        if self.stall_ms:
-            return at
-        self.fed_ms = now_ms
-        config = self.config
-        may_send = not self.is_stopping and now_ms >= config.accept_sends_from_ms
-        may_pull = self._is_readable and not self.offsets.resets
-        at = self.store.feed(data, at, self.peers[conn].packed, now_ms, may_send, may_pull)
-        replies = hot.take_replies()
-        if replies is not None:
-            out.append(Send(conn, replies))
-        acks = hot.take_acks()
-        if acks is not None:
-            until_ms = now_ms + config.sync_flush_timeout_ms
-            self._parked.append(_ParkedAcks(hot.write_at, until_ms, conn, acks))
-        return at
 
     def fold(self) -> None:
         """Bring our counters up to what the compiled path has done."""

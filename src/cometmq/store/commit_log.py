@@ -45,21 +45,17 @@ class CommitLog:
         self._file_view = _NO_BUFFER
         self._file_begin = 0
         self._file_end = 0
+        self._next_start = -1
         # Where records are written: that file, or the stage that covers a part of it.
-        self._view = _NO_BUFFER
-        self._begin = 0
-        self._end = 0
+        self.tail_view = _NO_BUFFER
+        self.tail_begin = 0
+        self.tail_end = 0
         self.staging = Staging(files, config) if config.is_staged else None
         self._committed_at = 0  # only if staged
 
     @property
     def min_offset(self) -> int:
         return self.segments.start if self.segments.items else self.write_at
-
-    @property
-    def tail(self) -> tuple[memoryview, int, int]:
-        """The memory that is being written to, and where it begins and ends in the log."""
-        return self._view, self._begin, self._end
 
     @property
     def committed_at(self) -> int:
@@ -71,12 +67,12 @@ class CommitLog:
     def append(self, encoded: Encoded, queue_offset: int, store_ms: int) -> int:
         """Append; returns the record's offset, before the bytes are durable."""
         at = self.write_at
-        if encoded.size + BLANK_BYTES > self._end - at:
+        if encoded.size + BLANK_BYTES > self.tail_end - at:
             at = self._make_room(encoded.size)
-        begin = self._begin
+        begin = self.tail_begin
         try:
             record.write(
-                self._view,
+                self.tail_view,
                 at - begin,
                 encoded,
                 queue_offset=queue_offset,
@@ -95,15 +91,15 @@ class CommitLog:
         """Append all in one file, or none."""
         size = sum(encoded.size for encoded in batch)
         at = self.write_at
-        if size + BLANK_BYTES > self._end - at:
+        if size + BLANK_BYTES > self.tail_end - at:
             at = self._make_room(size)
         offsets: list[int] = []
         position = at
         try:
             for encoded, queue_offset in zip(batch, queue_offsets, strict=True):
                 record.write(
-                    self._view,
-                    position - self._begin,
+                    self.tail_view,
+                    position - self.tail_begin,
                     encoded,
                     queue_offset=queue_offset,
                     log_offset=position,
@@ -127,16 +123,19 @@ class CommitLog:
             )
         if self.staging is not None:
             return self._make_staged_room(self.staging, size)
-        following = self._segment_at(self._end)
+        following = self._segment_at(self.tail_end)
         view = following.buffer[:]  # created before the blank: if the disk refuses, nothing changed
-        left = self._end - self.write_at
+        left = self.tail_end - self.write_at
         if left:
-            assert left >= BLANK_BYTES, (self.write_at, self._end)
-            record.write_blank(self._view, self.write_at - self._begin, left)
-        self._view = self._file_view = view
-        self._begin, self._end = self._file_begin, self._file_end = following.start, following.end
-        self.write_at = self._begin
-        return self._begin
+            assert left >= BLANK_BYTES, (self.write_at, self.tail_end)
+            record.write_blank(self.tail_view, self.write_at - self.tail_begin, left)
+        self.tail_view = self._file_view = view
+        self.tail_begin, self.tail_end = self._file_begin, self._file_end = (
+            following.start,
+            following.end,
+        )
+        self.write_at = self.tail_begin
+        return self.tail_begin
 
     def _make_staged_room(self, staging: Staging, size: int) -> int:
         """Go on in a fresh stage, of the same file if the record fits that."""
@@ -152,8 +151,8 @@ class CommitLog:
             view = following.buffer[:]  # if the disk refuses, nothing changed
             left = self._file_end - self.write_at
             if left:
-                assert self._end - self.write_at >= BLANK_BYTES, (self.write_at, self._end)
-                record.write_blank(self._view, self.write_at - self._begin, left)
+                assert self.tail_end - self.write_at >= BLANK_BYTES, (self.write_at, self.tail_end)
+                record.write_blank(self.tail_view, self.write_at - self.tail_begin, left)
                 upto += BLANK_BYTES
             self._file_view = view
             self._file_begin, self._file_end = following.start, following.end
@@ -167,8 +166,8 @@ class CommitLog:
         at = self.write_at
         size = min(staging.stage_bytes, self._file_end - at)
         name = segment_name(COMMIT_LOG, self._file_begin)
-        self._view = staging.take(name, at, at - self._file_begin, size)
-        self._begin, self._end = at, at + size
+        self.tail_view = staging.take(name, at, at - self._file_begin, size)
+        self.tail_begin, self.tail_end = at, at + size
 
     def _segment_at(self, start: int) -> Segment:
         found = self.segments.find(start)
@@ -177,8 +176,8 @@ class CommitLog:
     def _wipe(self, at: int, size: int) -> None:
         """Undo a half-written record: beyond the write position there are only zeros. (In a stage
         there may be anything: only what is before the write position leaves it.)"""
-        begin = at - self._begin
-        self._view[begin : begin + size] = bytes(size)
+        begin = at - self.tail_begin
+        self.tail_view[begin : begin + size] = bytes(size)
 
     def take_next(self) -> SyncTarget | None:
         """What creates the next file, once this one is half full; `prepared` must follow."""
@@ -186,13 +185,16 @@ class CommitLog:
             return None
         if self.segments.find(self._file_end) is not None:
             return None
-        name = segment_name(COMMIT_LOG, self._file_end)
+        self._next_start = self._file_end
+        name = segment_name(COMMIT_LOG, self._next_start)
         return self._pool.files.making(name, self.file_bytes)
 
     def prepared(self) -> None:
-        """The next file is there: map it, so that the append that needs it finds it ready."""
-        if self._file_view and self.segments.find(self._file_end) is None:
-            self.segments.create(self._file_end).buffer  # noqa: B018  reading it maps it
+        """The file that take_next asked for is there: map it, so that it is ready for the append
+        that needs it. That one may have come meanwhile, and made it itself."""
+        is_wanted = self._next_start == self._file_end and bool(self._file_view)
+        if is_wanted and self.segments.find(self._next_start) is None:
+            self.segments.create(self._next_start).buffer  # noqa: B018  reading it maps it
 
     # --------------------------------------------------------------------------------------- read
 
@@ -286,14 +288,14 @@ class CommitLog:
             assert write_at % self.file_bytes == 0, write_at
             self._file_view = _NO_BUFFER
             self._file_begin = self._file_end = write_at
-        self._view = self._file_view
-        self._begin, self._end = self._file_begin, self._file_end
+        self.tail_view = self._file_view
+        self.tail_begin, self.tail_end = self._file_begin, self._file_end
         if self.staging is not None and segment is not None:
             self._take_stage(self.staging)
 
     def release(self) -> None:
         """Let go of the file being written, so that it can be unmapped."""
-        self._view = self._file_view = _NO_BUFFER
+        self.tail_view = self._file_view = _NO_BUFFER
 
     def remove_unused(self) -> None:
         """Delete a file that was created ahead and never written."""

@@ -228,19 +228,26 @@ class Store:
         assert hot is not None
         before = log.write_at
         store_ms = now_ms if now_ms > self._last_store_ms else self._last_store_ms
-        allowed = 0
-        if may_send and self._refusal is None and self._disk_full_remark is None:
+        allowed = _MAY_PULL if may_pull else 0
+        if may_send and self.is_writable:
             if not self._flush.since_ms or self.stall_remark(now_ms) is None:
-                allowed = _MAY_SEND
-        if may_pull:
-            allowed |= _MAY_PULL
+                allowed |= _MAY_SEND
         if self._config.is_sync_flush:
             allowed |= _IS_SYNC
-        view, begin, end = log.tail
+        files = log.segments.items
         try:
             return hot.feed(
-                *(data, at, view, begin, end, before, log.min_offset),
-                *(store_ms, born_host, allowed),
+                data,
+                at,
+                log.tail_view,
+                log.tail_begin,
+                log.tail_end,
+                before,
+                before if log.staging is None else log.committed_at,
+                files[0].start if files else before,
+                store_ms,
+                born_host,
+                allowed,
             )
         finally:  # what was done is done, whatever comes after it
             if hot.write_at != before:

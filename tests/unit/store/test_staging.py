@@ -478,7 +478,8 @@ def test_compiled_code_writes_into_stages_and_reads_only_files() -> None:
         pytest.skip(why_not)
     store = Store.open(FakeFiles(), staged(), T0, hot=module.Hot())
     store.append(message(b"x"), T0)
-    view, begin, end = store._log.tail
+    log = store._log
+    view, begin, end = log.tail_view, log.tail_begin, log.tail_end
     assert len(view) == end - begin
     assert begin <= store.max_log_offset < end
     store.dispatch(T0)

@@ -248,3 +248,15 @@ def test_a_stalled_disk_is_told_of_once_it_matters() -> None:
     assert relaxed.stall_remark(T0 + 20_000) is None  # little waits: nobody needs to
     relaxed.append(message(b"x" * 400), T0)
     assert relaxed.stall_remark(T0 + 20_000) is not None
+
+
+def test_a_file_made_ahead_that_comes_too_late_makes_no_other() -> None:
+    files = FakeFiles()
+    store = Store.open(files, small(), T0)
+    while (made := store.take_next_file()) is None:
+        store.append(message(b"x" * 50), T0)
+    while store.max_log_offset < 4096:
+        store.append(message(b"x" * 50), T0)  # the roll makes the file itself
+    made.targets[0].sync()
+    store.flushed(made.kind, T0)
+    assert len(files.files("commitlog")) == 2
