@@ -184,6 +184,7 @@ cdef class QueueEnds:
     cdef readonly str topic
     cdef Pin _tail
     cdef Pin _read
+    cdef object _mark
 
     def __cinit__(self, str topic, int queue_id):
         memset(&self.queue, 0, sizeof(Queue))
@@ -251,9 +252,10 @@ cdef class QueueEnds:
     def is_marked(self, bint value):
         self.queue.is_marked = value
 
-    def pin_tail(self, Pin pin):
-        """The file that the next unit goes to; None forgets it."""
+    def pin_tail(self, Pin pin, object mark):
+        """The file that the next unit goes to; None forgets it. `mark` notes that it is dirty."""
         self._tail = pin
+        self._mark = mark
         self.queue.tail = &pin.state if pin is not None else NULL
 
     def pin_read(self, Pin pin):
@@ -1618,7 +1620,6 @@ cdef class Hot:
                 if (
                     pending.queue_offset != queue.max_offset
                     or pending.log_offset < queue.log_end
-                    or not queue.is_marked
                     or queue.tail == NULL
                     or queue.tail.at == NULL
                     or not queue.tail.start <= at < queue.tail.end
@@ -1630,6 +1631,9 @@ cdef class Hot:
                     or pending.log_offset <= index.end_offset
                 ):
                     break
+                if not queue.is_marked:
+                    queue.is_marked = True
+                    (<QueueEnds>queue.ends)._mark()
                 unit = queue.tail.at + (at - queue.tail.start)
                 put64(unit, pending.log_offset)
                 put32(unit + 8, pending.size)

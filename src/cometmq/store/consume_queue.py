@@ -86,8 +86,12 @@ class ConsumeQueue:
     def warm(self) -> None:
         """Let compiled code write the units that follow the one just put."""
         if self._tail is not None:
-            self.ends.pin_tail(self._tail.pin())
+            self.ends.pin_tail(self._tail.pin(), self._mark_tail)
             self.ends.is_marked = self._tail.is_dirty
+
+    def _mark_tail(self) -> None:
+        assert self._tail is not None
+        self._mark(self._tail)
 
     def warm_read(self, index: int) -> None:
         """Let compiled code read the units around this one."""

@@ -40,7 +40,7 @@ class QueueEnds:
         self.is_watched = False  # somebody waits for its next message
         self.is_marked = False  # its last file is known to be dirty; only the compiled path asks
 
-    def pin_tail(self, pin: Pin | None) -> None:
+    def pin_tail(self, pin: Pin | None, mark: Callable[[], None]) -> None:
         """For the compiled path only."""
 
     def pin_read(self, pin: Pin | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 
 from cometmq.ports import Files, SyncTarget
 from cometmq.store.consume_queue import ConsumeQueue
@@ -25,6 +26,8 @@ from cometmq.store.layout import (
 from cometmq.store.segment import MappedPool, Segment, Segments
 
 log = logging.getLogger("cometmq.store")
+
+MOST_LOOKED_AT = 4_000  # dirty queue files in one take_dirty that does not take all
 
 
 class Queues:
@@ -111,23 +114,26 @@ class Queues:
         return len(ids)
 
     def take_dirty(self, *, least_pages: int) -> list[SyncTarget]:
-        """What to sync now; those with fewer dirty pages stay dirty (0 takes all)."""
+        """What to sync now; those with fewer dirty pages stay dirty (0 takes all).
+
+        Unless all are taken, only so many are looked at, and the next time others: with tens of
+        thousands of dirty queues the look alone would hold up the loop.
+        """
         targets: list[SyncTarget] = []
-        left: dict[Segment, ConsumeQueue] = {}
-        for segment, queue in self.dirty.items():
+        look = (
+            self.dirty.items() if least_pages == 0 else islice(self.dirty.items(), MOST_LOOKED_AT)
+        )
+        for segment, queue in list(look):
+            # The queues share this dict: change it, never replace it.
+            del self.dirty[segment]
             is_full = queue.max_offset * 20 >= segment.end
             if least_pages == 0 or is_full or queue.dirty_pages(PAGE_BYTES) >= least_pages:
                 segment.is_dirty = False
+                queue.ends.is_marked = False
+                queue.flush_taken()
                 targets.append(segment.target())
             else:
-                left[segment] = queue
-        for segment, queue in self.dirty.items():
-            if segment not in left:
-                queue.flush_taken()
-                queue.ends.is_marked = False
-        # The queues share this dict: change it, never replace it.
-        self.dirty.clear()
-        self.dirty.update(left)
+                self.dirty[segment] = queue  # behind the others
         return targets
 
     def close(self) -> None:
