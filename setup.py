@@ -30,17 +30,19 @@ def extensions() -> list[Extension]:
             [f"src/cometmq/_fast/{name}.pyx"],
             extra_compile_args=FLAGS + os.environ.get("COMETMQ_FAST_FLAGS", "").split(),
             extra_link_args=os.environ.get("COMETMQ_FAST_LINK", "").split(),
-            optional=True,
         )
         for name in ("hot", "mapping")
     ]
-    return cythonize(
+    found = cythonize(
         modules,
         build_dir=os.environ.get("COMETMQ_FAST_BUILD", "build/cython"),
         include_path=["src"],
         compiler_directives={"language_level": "3"},
         force=bool(os.environ.get("COMETMQ_FAST_FLAGS")),
     )
+    for extension in found:
+        extension.optional = True  # cythonize makes new ones and forgets it
+    return list(found)
 
 
 setup(ext_modules=extensions())
