@@ -294,23 +294,29 @@ def _(trap: Trap) -> None:
     after(CommitLog, "prepared", trap)
 
 
-def new_file(folder: str) -> Install:
-    """A file of this folder has been created and is still empty."""
+def new_file(place: str) -> Install:
+    """A file of this place has been created and is still empty."""
 
     def install(trap: Trap) -> None:
         names = own_os()
 
         def is_new(fd: int, size: int) -> bool:
-            return f"/{folder}/" in path_of(fd) and os.fstat(fd).st_size == 0
+            return place in path_of(fd) and os.fstat(fd).st_size == 0
 
         before(names, "ftruncate", trap, is_new)
 
     return install
 
 
-point("new-log-file-empty", nth=4)(new_file("commitlog"))
-point("new-queue-file-empty", nth=6)(new_file("consumequeue"))
-point("new-index-file-empty", nth=6)(new_file("index"))
+@point("next-log-file-linked", nth=3)
+def _(trap: Trap) -> None:
+    """The next log file is in its place, and its other name is there as well."""
+    after(own_os(), "link", trap, lambda beside, path, **_: "/commitlog/" in path)
+
+
+point("next-log-file-empty", nth=4)(new_file("/next.tmp"))
+point("new-queue-file-empty", nth=6)(new_file("/consumequeue/"))
+point("new-index-file-empty", nth=6)(new_file("/index/"))
 
 
 def new_map(folder: str) -> Install:

@@ -7,6 +7,7 @@ must agree on to open the same directory is written down here once; nothing here
     consumequeue/<topic>/<queue id>/<20 digits>    queue_file_bytes each, named by first byte
     index/<17 digits>                              40 + 4 * index_slots + 20 * index_entries
     checkpoint  4096        lock  "lock"           abort  exists while running: the pid as text
+    next.tmp    a log file being made ahead, until it is linked into commitlog/
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ INDEX = "index"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
+NEXT_FILE = "next.tmp"  # a log file on its way; gone in a moment
 
 PAGE_BYTES = 4096  # the unit of RocketMQ's "least pages" flush rules
 UNIT_BYTES = 20  # one unit of a consume queue

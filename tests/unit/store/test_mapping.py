@@ -161,3 +161,17 @@ def test_the_compiled_mapping_behaves_as_pythons(tmp_path: Path) -> None:
         mapping.Mapping(-1, 4096)
     with pytest.raises(ValueError, match="size"):
         mapping.Mapping(0, 0)
+
+
+def test_a_file_made_ahead_never_touches_what_a_kill_left(tmp_path: Path) -> None:
+    """A kill between linking and unlinking leaves a second name of a log file that is in use."""
+    files = RealFiles(tmp_path)
+    files.making("commitlog/00000000000000000000", 4096).sync()
+    first = tmp_path / "commitlog" / "00000000000000000000"
+    first.write_bytes(b"x" * 4096)
+    (tmp_path / "next.tmp").hardlink_to(first)
+    files.making("commitlog/00000000000000004096", 4096).sync()
+    assert first.read_bytes() == b"x" * 4096
+    assert not (tmp_path / "next.tmp").exists()
+    files.making("commitlog/00000000000000000000", 4096).sync()  # it is there: nothing happens
+    assert first.read_bytes() == b"x" * 4096
