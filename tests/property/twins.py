@@ -20,6 +20,7 @@ from cometmq.testing.disk import SimulatedFiles
 from cometmq.wire import record
 from cometmq.wire.codes import RequestCode
 from cometmq.wire.frame import FrameReader
+from cometmq.wire.headers import SEND_LETTERS
 from cometmq.wire.message_id import pack_host
 from cometmq.wire.record import Piece
 
@@ -235,7 +236,9 @@ class Traffic:
         body = self.rng.randbytes(self.rng.choice((0, 1, 15, 16, 17, 128, 900)))
         if self.chance(70):
             return self.request(310, fields, body)
-        return self.request(10, {_LONG[key]: value for key, value in fields.items()}, body)
+        return self.request(
+            10, {SEND_LETTERS.get(key, key): value for key, value in fields.items()}, body
+        )
 
     def batch(self) -> bytes:
         fields = self.send_fields(self.properties() if self.chance(50) else "")
@@ -478,25 +481,3 @@ class Traffic:
                     (0, 1, 2, 34, 44, 92, 123, 125, 127, 128, 0xC3, 0xED, 0xFF, rng.randrange(256))
                 )
         return bytes(content)
-
-
-_LONG = {
-    "a": "producerGroup",
-    "b": "topic",
-    "c": "defaultTopic",
-    "d": "defaultTopicQueueNums",
-    "e": "queueId",
-    "f": "sysFlag",
-    "g": "bornTimestamp",
-    "h": "flag",
-    "i": "properties",
-    "j": "reconsumeTimes",
-    "k": "unitMode",
-    "l": "maxReconsumeTimes",
-    "m": "batch",
-    "n": "bname",
-    "z": "z",
-    "extra": "extra",
-    "aa": "aa",
-    "é": "é",
-}
