@@ -329,10 +329,6 @@ cdef class Table:
         else:
             self.rebuild()
 
-    cdef void drop(self, bytes key):
-        if self.items.pop(key, None) is not None:
-            self.rebuild()
-
     cdef void clear(self):
         self.items.clear()
         memset(self.slots, 0, (<size_t>self.mask + 1) * sizeof(Slot))
@@ -732,11 +728,6 @@ cdef class Hot:
         """Everything taught about topics and pulls: something has changed."""
         self.last_topic = None
         self.topics.clear()
-        self.passes.clear()
-
-    def forget_topic(self, str topic):
-        self.last_topic = None
-        self.topics.drop(topic.encode("utf-8"))
         self.passes.clear()
 
     def forget_pulls(self):
@@ -1580,10 +1571,6 @@ cdef class Hot:
             return -1
         return self.pending[self.pending_head & (PENDING - 1)].log_offset
 
-    @property
-    def pending_count(self):
-        return self.pending_tail - self.pending_head
-
     def drop_pending(self, int64_t position):
         """Forget records before `position`, and the one at it: the plain path takes that one."""
         cdef Pending* pending
@@ -1647,7 +1634,6 @@ cdef class Hot:
                             <QueueEnds>queue.ends,
                             pending.queue_offset,
                             pending.tags_code,
-                            pending.store_ms,
                             pending.log_offset,
                         )
                     )

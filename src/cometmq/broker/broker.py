@@ -33,7 +33,7 @@ from cometmq.requests import Call, Reply, ServeStats, serve
 from cometmq.store.layout import StoreConfig
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
-from cometmq.wire import message_id, properties
+from cometmq.wire import message_id, properties, record
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame, frame_at, reply_to
@@ -120,7 +120,7 @@ class Broker:
         )
         self.members = Members(config.max_groups)
         self.locks = QueueLocks()
-        self.holds = Holds(config.max_parked_pulls, store.watch)
+        self.holds = Holds(config.max_parked_pulls, store.watch, self.tag_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
@@ -377,9 +377,16 @@ class Broker:
                 arrival.queue_id,
                 arrival.queue_offset,
                 arrival.tags_code,
-                arrival.properties,
+                arrival.log_offset,
             ):
                 pull.resume(self, hold, now_ms, out)
+
+    def tag_at(self, log_offset: int) -> str | None:
+        """The tag of the record at a log offset; None if it has none."""
+        raw = self.store.record_at(log_offset)
+        return (
+            None if raw is None else properties.get(record.decode(raw).properties, properties.TAGS)
+        )
 
     def _plan(self, now_ms: int) -> None:
         """When the next tick is needed."""

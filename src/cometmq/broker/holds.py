@@ -15,7 +15,6 @@ import msgspec
 from cometmq.broker.filters import TagFilter
 from cometmq.ports import NEVER_MS, ConnId
 from cometmq.requests import Call
-from cometmq.wire import properties
 
 _Key = tuple[str, int]
 
@@ -35,9 +34,15 @@ class Hold(msgspec.Struct, eq=False):
 class Holds:
     """All parked pulls of a broker, at most `limit`."""
 
-    def __init__(self, limit: int, watch: Callable[[str, int, bool], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        watch: Callable[[str, int, bool], None],
+        tag_at: Callable[[int], str | None],
+    ) -> None:
         self.limit = limit
         self._watch = watch  # told when the first hold of a queue comes and the last one goes
+        self._tag_at = tag_at  # the tag of the record at a log offset; only prefixes need it
         self.count = 0
         self.refused_by_limit = 0
         self._queues: dict[_Key, list[Hold]] = {}
@@ -65,7 +70,7 @@ class Holds:
         return True
 
     def arrived(
-        self, topic: str, queue_id: int, queue_offset: int, tags_code: int, text: str
+        self, topic: str, queue_id: int, queue_offset: int, tags_code: int, log_offset: int
     ) -> list[Hold]:
         """The holds that a new message wakes; they are no longer held."""
         holds = self._queues.get((topic, queue_id))
@@ -75,9 +80,7 @@ class Holds:
         for hold in holds:
             if queue_offset < hold.offset or not hold.wants.accepts_code(tags_code):
                 continue
-            if hold.wants.prefixes and not hold.wants.accepts_tag(
-                properties.get(text, properties.TAGS)
-            ):
+            if hold.wants.prefixes and not hold.wants.accepts_tag(self._tag_at(log_offset)):
                 continue
             woken.append(hold)
         self._end(woken)

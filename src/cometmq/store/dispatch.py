@@ -43,8 +43,7 @@ class Arrival(msgspec.Struct, gc=False):
     queue_id: int
     queue_offset: int
     tags_code: int
-    store_ms: int
-    properties: str
+    log_offset: int
 
 
 class Dispatcher:
@@ -113,7 +112,7 @@ class Dispatcher:
         """Let compiled code dispatch what it appended; returns how far it came."""
         index = self._index
         item = index.items[-1] if index is not None and index.items else None
-        told: list[tuple[HotEnds, int, int, int, int]] = []
+        told: list[tuple[HotEnds, int, int, int]] = []
         if item is None:
             position = hot.dispatch(position, limit, None, None, told)
         else:
@@ -124,12 +123,8 @@ class Dispatcher:
         if hot.dispatched:
             self.last_store_ms = hot.dispatched_ms
             self.dispatched_count += hot.dispatched
-        for ends, queue_offset, tags_code, store_ms, log_offset in told:
-            found = self._log.scan(log_offset, verify_crc=False)
-            text = found.properties if type(found) is Scan else ""
-            arrivals.append(
-                Arrival(ends.topic, ends.queue_id, queue_offset, tags_code, store_ms, text)
-            )
+        for ends, *where in told:
+            arrivals.append(Arrival(ends.topic, ends.queue_id, *where))
         return position
 
     def _report_stuck(self, position: int, reason: str) -> None:
@@ -149,7 +144,7 @@ class Dispatcher:
                 if self._hot is not None:
                     queue.warm()
                 arrival = Arrival(
-                    found.topic, found.queue_id, found.queue_offset, tags_code, found.store_ms, text
+                    found.topic, found.queue_id, found.queue_offset, tags_code, found.log_offset
                 )
         if kind != _ROLLBACK and self._index is not None:
             keys = keys_of(text)
