@@ -27,7 +27,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import BLANK_SIZE, ConsumeQueue
 from cometmq.store.dispatch import INVISIBLE, Dispatcher
 from cometmq.store.key_index import KeyIndex
-from cometmq.store.layout import StoreConfig
+from cometmq.store.layout import UNIT_BYTES, StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Blank, Scan
@@ -113,7 +113,7 @@ class Recovery:
     def _check_last_unit(self, queue: ConsumeQueue) -> bool:
         """Cut stale units: RocketMQ truncates a queue without wiping it, so units of records
         that are gone or were replaced may follow the real ones."""
-        first = queue.segments.start // 20
+        first = queue.segments.start // UNIT_BYTES
         if queue.max_offset == first or self._agrees(queue, queue.max_offset - 1):
             return False
         end = queue.first(first, queue.max_offset, lambda n: not self._agrees(queue, n))
@@ -122,10 +122,18 @@ class Recovery:
         return True
 
     def _agrees(self, queue: ConsumeQueue, index: int) -> bool:
-        """Whether a unit points to its own record; below the log's begin nobody can tell."""
+        """Whether a unit points to its own record; below the log's begin only its place among the
+        others can tell. A hole, or a unit whose first half was lost, points there, too."""
         log_offset, size, _ = queue.unit(index)
-        if size == BLANK_SIZE or log_offset < self._log.segments.start:
+        if size <= 0:
+            return False
+        if size == BLANK_SIZE:
             return True
+        if log_offset < self._log.segments.start:
+            if index * UNIT_BYTES == queue.segments.start:
+                return True
+            former, former_size, _ = queue.unit(index - 1)
+            return former_size > 0 and former <= log_offset
         found = self._log.scan(log_offset, verify_crc=False)
         return (
             type(found) is Scan

@@ -310,6 +310,30 @@ def test_hole_in_a_queue_heals() -> None:
     assert numbers(again) == [(n, body(n)) for n in range(60)]
 
 
+@pytest.mark.parametrize("lost", [slice(0, 8), slice(80, 100), slice(0, 160), slice(0, 320)])
+def test_a_hole_is_no_unit_of_an_expired_message(lost: slice) -> None:
+    """The last files of the queue made it to the disk, an earlier one did not. Its zeros look as
+    if they pointed to the log's begin, which was dropped long ago."""
+    config = small(index_enabled=False, queue_flush_thorough_ms=10)
+    files = FakeFiles()
+    store = Store.open(files, config, T0)
+    for n in range(240):
+        store.append(message(body(n)), T0 + n * 1000)
+    store.dispatch(T0)
+    after = files.copy()
+    dropped = [name for name, _ in after.files("commitlog")[:6]]
+    for name in dropped:
+        after.remove(f"commitlog/{name}")
+    set_checkpoint(after, T0 + 150_000, T0 + 150_000, 0)
+    file = after.seen[f"consumequeue/T/0/{11 * 320:020}"]
+    file[lost] = bytes(len(file[lost]))
+    again = Store.open(after, config, T0 + 240_000)
+    assert again.stats.recovered.walk_from > 6 * 4096, "the older part was believed"
+    found = numbers(again)
+    assert 100 < found[0][0] < 150
+    assert found == [(n, body(n)) for n in range(found[0][0], 240)]
+
+
 def test_stale_units_behind_a_hole_are_wiped() -> None:
     """The log lost its tail, the queue lost a page in the middle: what stands behind that page
     points nowhere and must not become visible once the hole is filled."""
