@@ -18,6 +18,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
+from posix.stdlib cimport posix_memalign
 
 from cometmq._fast.headers cimport (
     PULL_FIELDS,
@@ -50,6 +51,7 @@ from cometmq._fast.ints cimport (
     put64,
     put_decimal,
     put_hex,
+    soon,
 )
 
 crc_start()
@@ -79,6 +81,7 @@ cdef enum:
     STORE_V6 = 0x20
 
     UNIT_BYTES = 20
+    PAGE_BYTES = 4096
     BLANK_BYTES = 8
     INDEX_HEAD_BYTES = 40
     MIN_RECORD_BYTES = 91
@@ -93,6 +96,11 @@ cdef enum:
     MOST_PIECES = 4096  # messages of one batch
     MOST_FETCHED = 1024
     LOG_PINS = 64
+    AHEAD = 8  # frames read before the first of them is carried out; a power of two
+    TOPICS_AHEAD = 7  # of these, whose topic is on its way
+    QUEUES_AHEAD = 4  # and whose queue is
+    PLACES_AHEAD = 16  # records whose places are fetched together before they are entered
+    NEAR_QUEUES = 8  # queues of a topic that are found without another look
     MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
@@ -164,33 +172,43 @@ cdef class Pin:
 
 
 cdef struct Queue:
-    int64_t min_offset
+    # What a send needs, in one line of memory.
     int64_t max_offset
     int64_t next_offset
     int64_t log_end
-    int64_t log_min
+    PinState* tail
+    void* ends  # the QueueEnds it is part of
     int32_t queue_id
     bint is_watched
     bint is_marked  # its last file is known to be dirty
-    PinState* tail
+    int32_t unused[3]
+    # What only readers need.
+    int64_t min_offset
+    int64_t log_min
     PinState* read
-    void* ends  # the QueueEnds it is part of
 
 
 cdef class QueueEnds:
     """store/ends.py's QueueEnds, with room for the pins of the compiled path."""
 
-    cdef Queue queue
+    cdef Queue* queue
     cdef readonly str topic
     cdef Pin _tail
     cdef Pin _read
     cdef object _mark
 
     def __cinit__(self, str topic, int queue_id):
-        memset(&self.queue, 0, sizeof(Queue))
+        cdef void* room = NULL
+        if posix_memalign(&room, 64, sizeof(Queue)):
+            raise MemoryError()
+        self.queue = <Queue*>room
+        memset(self.queue, 0, sizeof(Queue))
         self.topic = topic
         self.queue.queue_id = queue_id
         self.queue.ends = <void*>self
+
+    def __dealloc__(self):
+        free(self.queue)
 
     @property
     def queue_id(self):
@@ -366,8 +384,7 @@ cdef class Table:
         self.slots[at].key = p
         self.slots[at].value = <void*>value
 
-    cdef void* find(self, Bytes p, Py_ssize_t size) noexcept:
-        cdef uint32_t value_hash = fnv(p, size)
+    cdef void* find(self, Bytes p, Py_ssize_t size, uint32_t value_hash) noexcept:
         cdef uint32_t at = value_hash & self.mask
         cdef Slot* slot
         while True:
@@ -376,6 +393,18 @@ cdef class Table:
                 return NULL
             if slot.hash == value_hash and slot.size == size and memcmp(slot.key, p, size) == 0:
                 return slot.value
+            at = (at + 1) & self.mask
+
+    cdef Slot* guess(self, Py_ssize_t size, uint32_t value_hash) noexcept:
+        """Where a key very likely is; NULL if it is not there. Looks at no key."""
+        cdef uint32_t at = value_hash & self.mask
+        cdef Slot* slot
+        while True:
+            slot = &self.slots[at]
+            if slot.value == NULL:
+                return NULL
+            if slot.hash == value_hash and slot.size == size:
+                return slot
             at = (at + 1) & self.mask
 
 
@@ -397,18 +426,34 @@ cdef class _Queues:
         free(self.queues)
 
     cdef void set(self, int queue_id, QueueEnds ends):
-        if 0 <= queue_id < self.count and self.queues[queue_id] != &ends.queue:
+        if 0 <= queue_id < self.count and self.queues[queue_id] != ends.queue:
             self.kept.append(ends)
-            self.queues[queue_id] = &ends.queue
+            self.queues[queue_id] = ends.queue
 
 
 cdef class _Topic:
     """A topic that may be sent to without asking anybody."""
 
-    cdef bytes name
-    cdef _Queues queues
-    cdef Traffic traffic
+    # In the order of use: what one message reads stands in two lines of memory.
+    cdef int count
     cdef uint32_t key_hash  # Java's hash of `topic#`
+    cdef bytes name
+    cdef Traffic traffic
+    cdef Queue* near[NEAR_QUEUES]  # the first of `queues`
+    cdef _Queues queues
+
+    cdef inline Queue* queue(self, int32_t queue_id) noexcept:
+        """NULL if it was not taught."""
+        if not 0 <= queue_id < self.count:
+            return NULL
+        if queue_id < NEAR_QUEUES:
+            return self.near[queue_id]
+        return self.queues.queues[queue_id]
+
+    cdef void set(self, QueueEnds ends):
+        self.queues.set(ends.queue.queue_id, ends)
+        if ends.queue.queue_id < min(self.count, NEAR_QUEUES):
+            self.near[ends.queue.queue_id] = ends.queue
 
 
 cdef class _Pass:
@@ -495,6 +540,18 @@ cdef struct Pending:
 
 
 # What properties say, and the bytes that are stored: in `text`, with what the broker adds.
+cdef struct Ahead:
+    # One frame that was read, and is carried out a few frames later: meanwhile the memory that it
+    # will need comes near. With thousands of topics all of it is far away.
+    Bytes stop
+    Bytes body
+    bint is_binary
+    uint32_t hash  # of a send's topic
+    int32_t queue_id
+    Head head
+    Text fields[SEND_FIELDS]  # of a send
+
+
 cdef struct Cooked:
     uint8_t* text
     int32_t size
@@ -535,7 +592,8 @@ cdef class Hot:
 
     cdef Table topics
     cdef Table passes
-    cdef _Topic last_topic
+    cdef Ahead* ahead
+    cdef uint64_t touched  # of no use; keeps the compiler from leaving the reading out
     cdef Out replies
     cdef Out acks
     cdef uint8_t* scratch
@@ -577,12 +635,14 @@ cdef class Hot:
         self.replies.at = <uint8_t*>malloc(self.replies.room)
         self.acks.at = <uint8_t*>malloc(self.acks.room)
         self.scratch = <uint8_t*>malloc(2 * MAX_PROPERTIES_BYTES + 1024)
+        self.ahead = <Ahead*>malloc(AHEAD * sizeof(Ahead))
         self.pending = <Pending*>malloc(PENDING * sizeof(Pending))
         self.pending_keys = <uint32_t*>malloc(PENDING_KEYS * sizeof(uint32_t))
         if (
             self.replies.at == NULL
             or self.acks.at == NULL
             or self.scratch == NULL
+            or self.ahead == NULL
             or self.pending == NULL
             or self.pending_keys == NULL
         ):
@@ -592,6 +652,7 @@ cdef class Hot:
         free(self.replies.at)
         free(self.acks.at)
         free(self.scratch)
+        free(self.ahead)
         free(self.pending)
         free(self.pending_keys)
 
@@ -660,20 +721,21 @@ cdef class Hot:
         """Sends to this queue are ordinary until `forget`."""
         cdef bytes name = topic.encode("utf-8")
         cdef _Topic found
-        cdef void* known = self.topics.find(<Bytes>PyBytes_AS_STRING(name), len(name))
+        cdef Bytes p = <Bytes>PyBytes_AS_STRING(name)
+        cdef void* known = self.topics.find(p, len(name), fnv(p, len(name)))
         if len(name) > MAX_TOPIC_BYTES:
             return
         if known == NULL:
             found = _Topic()
             found.name = name
             found.queues = _Queues(queue_count)
+            found.count = found.queues.count
             found.traffic = traffic
-            found.key_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name))
-            found.key_hash = found.key_hash * 31 + 35  # "#"
+            found.key_hash = java_hash(0, p, <int>len(name)) * 31 + 35  # "#"
             self.topics.put(name, found)
         else:
             found = <_Topic>known
-        found.queues.set(ends.queue.queue_id, ends)
+        found.set(ends)
 
     def learn_pull(
         self,
@@ -693,7 +755,8 @@ cdef class Hot:
         """Pulls of this group from this queue are ordinary until `forget`. `text`: the filter that
         the request itself carries, None if the group's own applies; `codes`: None for all."""
         cdef bytes key = pass_key(group, topic, text)
-        cdef void* known = self.passes.find(<Bytes>PyBytes_AS_STRING(key), len(key))
+        cdef Bytes p = <Bytes>PyBytes_AS_STRING(key)
+        cdef void* known = self.passes.find(p, len(key), fnv(p, len(key)))
         cdef _Pass found
         cdef int i
         if known == NULL:
@@ -726,7 +789,6 @@ cdef class Hot:
 
     def forget(self):
         """Everything taught about topics and pulls: something has changed."""
-        self.last_topic = None
         self.topics.clear()
         self.passes.clear()
 
@@ -761,7 +823,6 @@ cdef class Hot:
         """
         cdef Py_buffer view
         cdef Bytes begin = <Bytes>PyBytes_AS_STRING(data) + at
-        cdef Bytes p = begin
         cdef Bytes end = <Bytes>PyBytes_AS_STRING(data) + PyBytes_GET_SIZE(data)
         self.frames = 0
         self.replies.size = self.acks.size = 0
@@ -778,11 +839,7 @@ cdef class Hot:
         if view.len != log_end - log_begin or view.readonly:
             self.allowed &= ~MAY_SEND
         try:
-            while p < end:
-                p = self.one(p, end)
-                if p == NULL:
-                    break
-                begin = p
+            begin = self.run(begin, end)
         finally:
             self.requests += self.frames
             self.log = NULL
@@ -817,16 +874,45 @@ cdef class Hot:
         self.pulls = self.fetched_count = self.fetched_bytes = 0
         return sums
 
-    cdef Bytes one(self, Bytes p, Bytes end):
-        """One frame; NULL if it is not whole or not ordinary."""
-        cdef Head head
+    cdef Bytes run(self, Bytes p, Bytes end):
+        """Carry out frames until one is not whole or not ordinary; returns where that one begins.
+
+        Each is read AHEAD - 1 frames before it is carried out, and on the way its topic's place in
+        the table, its topic and its queue are fetched, one after the other as each leads to the
+        next. Nothing of that is kept: what is carried out looks everything up again.
+        """
+        cdef Bytes next = p  # the first frame that was not read yet
+        cdef unsigned int read = 0, topics = 0, queues = 0, done = 0  # how many are so far
+        cdef Ahead* frame
+        while True:
+            while next != NULL and read - done < AHEAD:
+                frame = &self.ahead[read & (AHEAD - 1)]
+                next = self.read(next, end, frame)
+                if next != NULL:
+                    read += 1
+            if read == done:
+                return p
+            while topics < read and topics - done < TOPICS_AHEAD:
+                self.fetch_topic(&self.ahead[topics & (AHEAD - 1)])
+                topics += 1
+            while queues < topics and queues - done < QUEUES_AHEAD:
+                self.fetch_queue(&self.ahead[queues & (AHEAD - 1)])
+                queues += 1
+            frame = &self.ahead[done & (AHEAD - 1)]
+            if self.replies.size > MOST_REPLY_BYTES or not self.one(frame):
+                return p
+            self.frames += 1
+            done += 1
+            p = frame.stop
+
+    cdef Bytes read(self, Bytes p, Bytes end, Ahead* frame) noexcept:
+        """One frame's parts; returns its end, NULL if it is not whole or not ordinary."""
+        cdef Head* head = &frame.head
+        cdef Text* fields = frame.fields
         cdef int64_t length
         cdef int64_t header_size
         cdef uint32_t mark
-        cdef Bytes body
-        cdef Bytes stop
-        cdef bint is_binary
-        if end - p < 8 or self.replies.size > MOST_REPLY_BYTES:
+        if end - p < 8:
             return NULL
         length = <int32_t>get32(p)
         if length < 4 or length > self.max_frame_bytes - 4 or end - p < 4 + length:
@@ -835,51 +921,76 @@ cdef class Hot:
         header_size = mark & 0xFFFFFF
         if header_size > length - 4:
             return NULL
-        stop = p + 4 + length
-        body = p + 8 + header_size
+        frame.stop = p + 4 + length
+        frame.body = p + 8 + header_size
         if mark >> 24 == 0:
-            is_binary = False
-            if not scan_json(p + 8, body, &head):
+            frame.is_binary = False
+            if not scan_json(p + 8, frame.body, head):
                 return NULL
         elif mark >> 24 == 1:
-            is_binary = True
-            if not scan_binary(p + 8, body, &head):
+            frame.is_binary = True
+            if not scan_binary(p + 8, frame.body, head):
                 return NULL
         else:
             return NULL
         if head.flag & FLAG_RESPONSE:
             return NULL
-        if head.code == SEND_V2 or head.code == SEND or head.code == SEND_BATCH:
-            if not self.allowed & MAY_SEND or not self.send(&head, is_binary, body, stop):
+        if head.code == SEND_V2 or head.code == SEND_BATCH:
+            if not send_fields(head, fields):
                 return NULL
-        elif head.code == PULL or head.code == LITE_PULL:
-            if not self.allowed & MAY_PULL or not self.pull(&head, is_binary):
+        elif head.code == SEND:
+            if not named_fields(head, fields, SEND_NAMES, SEND_SIZES, SEND_FIELDS):
                 return NULL
         else:
+            frame.queue_id = -1
+            return frame.stop if head.code == PULL or head.code == LITE_PULL else NULL
+        if fields[0].at == NULL or fields[1].at == NULL or fields[2].at == NULL:
             return NULL
-        self.frames += 1
-        return stop
+        if fields[1].escaped or fields[12].escaped or not need_int32(&fields[4], &frame.queue_id):
+            return NULL
+        if frame.queue_id < 0:
+            return NULL
+        frame.hash = fnv(fields[1].at, fields[1].size)
+        soon(&self.topics.slots[frame.hash & self.topics.mask])
+        return frame.stop
+
+    cdef void fetch_topic(self, Ahead* frame) noexcept:
+        cdef Slot* slot
+        if frame.queue_id >= 0:
+            slot = self.topics.guess(frame.fields[1].size, frame.hash)
+            if slot != NULL:
+                soon(slot.key)
+                soon(slot.value)
+                soon(<Bytes>slot.value + 64)
+
+    cdef void fetch_queue(self, Ahead* frame) noexcept:
+        cdef Slot* slot
+        cdef Queue* queue
+        if frame.queue_id >= 0:
+            slot = self.topics.guess(frame.fields[1].size, frame.hash)
+            if slot != NULL:
+                soon(<void*>(<_Topic>slot.value).traffic)
+                queue = (<_Topic>slot.value).queue(frame.queue_id)
+                if queue != NULL:
+                    soon(queue)
+
+    cdef bint one(self, Ahead* frame):
+        """Carry out one frame; False if it is not ordinary."""
+        if frame.queue_id < 0:
+            return self.allowed & MAY_PULL and self.pull(&frame.head, frame.is_binary)
+        return self.allowed & MAY_SEND and self.send(frame)
 
     # --------------------------------------------------------------------------------------- send
 
-    cdef bint send(self, Head* head, bint is_binary, Bytes body, Bytes stop):
-        cdef Text fields[SEND_FIELDS]
-        cdef int32_t queue_id, sys_flag, flag, number = 0, reconsume_times = 0
+    cdef bint send(self, Ahead* frame):
+        cdef Text* fields = frame.fields
+        cdef int32_t sys_flag, flag, number = 0, reconsume_times = 0
         cdef int64_t born_ms
         cdef _Topic topic
+        cdef void* found
         cdef Queue* queue
-        if head.code == SEND:
-            if not named_fields(head, fields, SEND_NAMES, SEND_SIZES, SEND_FIELDS):
-                return False
-        elif not send_fields(head, fields):
-            return False
-        if fields[0].at == NULL or fields[1].at == NULL or fields[2].at == NULL:
-            return False
-        if fields[1].escaped or fields[12].escaped:
-            return False
         if not (
             need_int32(&fields[3], &number)
-            and need_int32(&fields[4], &queue_id)
             and need_int32(&fields[5], &sys_flag)
             and need_int64(&fields[6], &born_ms)
             and need_int32(&fields[7], &flag)
@@ -889,35 +1000,23 @@ cdef class Hot:
             return False
         if sys_flag < 0 or sys_flag & NOT_ORDINARY_BITS:
             return False
-        topic = self.topic_of(fields[1].at, fields[1].size)
-        if topic is None or not 0 <= queue_id < topic.queues.count:
+        found = self.topics.find(fields[1].at, fields[1].size, frame.hash)
+        if found == NULL:
             return False
-        queue = topic.queues.queues[queue_id]
-        if queue == NULL or stop - body > self.max_message_bytes:
+        topic = <_Topic>found
+        queue = topic.queue(frame.queue_id)
+        if queue == NULL or frame.stop - frame.body > self.max_message_bytes:
             return False
         sys_flag &= ~(BORN_V6 | STORE_V6)
         if is_true(&fields[12]):
             return self.send_batch(
-                head, is_binary, topic, queue, &fields[8], sys_flag, born_ms, reconsume_times, body,
-                stop,
+                &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, born_ms,
+                reconsume_times, frame.body, frame.stop,
             )
         return self.send_one(
-            head, is_binary, topic, queue, &fields[8], sys_flag, flag, born_ms, reconsume_times,
-            body, stop,
+            &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, flag, born_ms,
+            reconsume_times, frame.body, frame.stop,
         )
-
-    cdef _Topic topic_of(self, Bytes name, int32_t size):
-        cdef _Topic topic = self.last_topic
-        cdef void* found
-        if topic is not None and PyBytes_GET_SIZE(topic.name) == size:
-            if memcmp(PyBytes_AS_STRING(topic.name), name, size) == 0:
-                return topic
-        found = self.topics.find(name, size)
-        if found == NULL:
-            return None
-        topic = <_Topic>found
-        self.last_topic = topic
-        return topic
 
     cdef bint cook(self, _Topic topic, Cooked* cooked):
         """Read properties that stand in `cooked.text` and complete them; False: not ordinary."""
@@ -1082,6 +1181,7 @@ cdef class Hot:
         put16(p, cooked.size)
         memcpy(p + 2, cooked.text, cooked.size)
 
+        soon(queue.tail)  # dispatch needs it
         pending.log_offset = self.write_at
         pending.queue_offset = queue.next_offset
         pending.tags_code = cooked.tags_code
@@ -1413,7 +1513,9 @@ cdef class Hot:
             if fields[9].size:
                 memcpy(p + 1, fields[9].at, fields[9].size)
             p += 1 + fields[9].size
-        return self.passes.find(self.scratch, p - self.scratch)
+        return self.passes.find(
+            self.scratch, p - self.scratch, fnv(self.scratch, p - self.scratch)
+        )
 
     cdef inline Bytes record_at(self, int64_t log_offset, int64_t size) noexcept:
         """A record's bytes as a unit describes it; NULL if that needs a closer look."""
@@ -1592,6 +1694,7 @@ cdef class Hot:
         cdef Queue* queue
         cdef int64_t at
         cdef uint8_t* unit
+        cdef int fetched = 0
         self.dispatched = 0
         self.is_indexing = False
         if index_buffer is not None:
@@ -1599,6 +1702,11 @@ cdef class Hot:
             entries = <uint8_t*>view.buf
         try:
             while self.pending_head != self.pending_tail:
+                if fetched == 0:
+                    for fetched in range(PLACES_AHEAD):
+                        self.fetch_places(fetched, entries)
+                    fetched = PLACES_AHEAD
+                fetched -= 1
                 pending = &self.pending[self.pending_head & (PENDING - 1)]
                 if pending.log_offset != position or position + pending.size > limit:
                     break
@@ -1649,6 +1757,31 @@ cdef class Hot:
                 PyBuffer_Release(&view)
         return position
 
+    cdef inline void fetch_places(self, int number, uint8_t* entries) noexcept:
+        """Bring near what this one of the waiting records will be entered into."""
+        cdef Pending* pending
+        cdef PinState* tail
+        cdef int64_t at
+        cdef int i
+        if self.pending_tail - self.pending_head <= <uint32_t>number:
+            return
+        pending = &self.pending[(self.pending_head + number) & (PENDING - 1)]
+        tail = pending.queue.tail
+        if tail != NULL and tail.at != NULL:
+            at = pending.queue_offset * UNIT_BYTES
+            # Not only a hint, which is lost where an address must be looked up first. A page that
+            # was never written is left alone: reading it would cost a fault of its own.
+            if at % PAGE_BYTES >= UNIT_BYTES and tail.start <= at < tail.end:
+                self.touched += tail.at[at - tail.start]
+        if entries != NULL:
+            for i in range(pending.key_count):
+                soon(entries + self.slot_at(pending, i))
+
+    cdef inline int64_t slot_at(self, Pending* pending, int number) noexcept:
+        """Where a key's slot stands in an index file."""
+        cdef uint32_t hashed = self.pending_keys[(pending.first_key + number) & (PENDING_KEYS - 1)]
+        return INDEX_HEAD_BYTES + 4 * (<int64_t>hashed % self.index_slots)
+
     cdef void enter_keys(self, IndexHead index, uint8_t* file, Pending* pending) noexcept:
         """As store/key_index.py's IndexFile.put: the entry, then its slot, then the count."""
         cdef int i
@@ -1658,7 +1791,7 @@ cdef class Hot:
         cdef uint8_t* entry
         for i in range(pending.key_count):
             hashed = self.pending_keys[(pending.first_key + i) & (PENDING_KEYS - 1)]
-            slot_at = INDEX_HEAD_BYTES + 4 * (<int64_t>hashed % self.index_slots)
+            slot_at = self.slot_at(pending, i)
             former = <int32_t>get32(file + slot_at)
             if not 0 < former < index.count:
                 former = 0
