@@ -56,8 +56,40 @@ class ConnectionLost(CometError):
     retriable = True
 
 
+class Unreachable(ConnectionLost):
+    """No connection could be made, or it had ended before: the request was certainly not done."""
+
+
 class RequestTimeout(CometError):
     """No answer in time; the request may or may not have been done."""
+
+    retriable = True
+
+
+class NoRoute(CometError):
+    """Nobody can say where a topic's queues are; `reason` tells which of the causes it is."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"no route for topic {topic!r}: {reason}")
+        self.topic = topic
+        self.reason = reason
+
+
+class SendFailed(CometError):
+    """A message was not acknowledged. `attempts` says what each try came to; `code` is the last
+    refusal's; `is_maybe_stored`: one of them may have been stored although no answer came."""
+
+    def __init__(
+        self, text: str, attempts: list[str], *, code: int | None, is_maybe_stored: bool
+    ) -> None:
+        super().__init__(text)
+        self.attempts = attempts
+        self.code = code
+        self.is_maybe_stored = is_maybe_stored
+
+
+class WindowFull(CometError):
+    """Too many sends are under way; nothing was sent. Wait for some of them, or raise the window."""
 
     retriable = True
 

@@ -1,11 +1,15 @@
 """The small types that every part of CometMQ shares.
 
-Owns: the two kinds of offset and the name of a queue. One rule: nothing here knows bytes, disks
-or sockets; everything else may import this file, this file imports nothing of ours.
+Owns: messages (as a user writes them, as the store keeps them), the two kinds of offset, the name
+of a queue, and what a send came to. One rule: nothing here knows bytes, disks or sockets;
+everything else may import this file, this file imports nothing of ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum
 from typing import NewType
 
 import msgspec
@@ -23,6 +27,53 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True):
     topic: str
     broker: str
     queue_id: int
+
+
+class Message(msgspec.Struct):
+    """A message to send.
+
+    >>> Message("orders", b'{"id": 1}', tags="paid", keys="order-1")
+
+    `tags`: one tag, which consumers filter by. `keys`: words to find it by later, one text with
+    spaces between them or a list. `sharding_key`: messages with the same one go to the same queue.
+    `delay_level` (1 to 18) or `deliver_at`: not before. `unique_id`: made when it is sent unless
+    you give one; a resent message keeps it, so that consumers can tell a duplicate.
+    """
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: str | Sequence[str] = ""
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    sharding_key: str = ""
+    delay_level: int = 0
+    deliver_at: datetime | None = None
+    flag: int = 0
+    unique_id: str = ""
+    waits_for_storage: bool = True
+    """False: acknowledged without waiting for the disk or for replicas (property WAIT)."""
+
+
+class SendStatus(Enum):
+    """What "stored" means; all but SEND_OK are successes with a weaker promise."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """Where a message went. `message_id` is its unique id (of a batch: all, joined by commas),
+    `offset_id` tells broker and place in its log."""
+
+    status: SendStatus
+    message_id: str
+    offset_id: str
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str = ""
+    recall_handle: str = ""
 
 
 class NewMessage(msgspec.Struct, gc=False):

@@ -1,0 +1,324 @@
+"""The blocking clients: the same names and methods as the asyncio ones, for plain code.
+
+Owns: the one background loop of the process, and handing calls to it. One rule: every method may be
+called from any thread except the loop's own; what the asyncio client would await is waited for here.
+
+A process that forks loses the loop's thread in the child; that is noticed and refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from cometmq.client import producer as aio_producer
+from cometmq.client import transaction as aio_transaction
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.selector import Selector
+from cometmq.client.sending import Sending
+from cometmq.client.transaction import Check, Work
+from cometmq.errors import UsageError, WindowFull
+from cometmq.message import Message, MessageQueue, SendResult
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop on a thread of its own, begun when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._thread_id = 0
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            return loop
+        with self._lock:
+            if self._loop is not None and self._pid != os.getpid():
+                raise UsageError(
+                    f"this process ({os.getpid()}) was forked from {self._pid}, where CometMQ's "
+                    f"background loop runs; make clients after the fork, in the child, before any "
+                    f"in the parent, or start processes with 'spawn'"
+                )
+            if self._loop is None:
+                self._begin()
+            assert self._loop is not None
+            return self._loop
+
+    def _begin(self) -> None:
+        loop = asyncio.new_event_loop()
+        is_running = threading.Event()
+
+        def run() -> None:
+            self._thread_id = threading.get_ident()
+            loop.call_soon(is_running.set)
+            loop.run_forever()
+
+        threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
+        is_running.wait()
+        self._pid = os.getpid()
+        self._loop = loop
+
+    def check(self) -> asyncio.AbstractEventLoop:
+        """The loop; UsageError on its own thread, where waiting would wait for ever."""
+        loop = self.get()
+        if threading.get_ident() == self._thread_id:
+            raise UsageError(
+                "a blocking call inside CometMQ's background loop (an async handler or a callback) "
+                "would wait for ever; use the client of cometmq.aio there"
+            )
+        return loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, wait for the result; an interrupt of the waiting cancels the work."""
+        try:
+            loop = self.check()
+        except UsageError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+background = BackgroundLoop()
+"""The one of this process. Module state on purpose: threads and loops are the process's own."""
+
+
+class Producer:
+    """Sends messages, from any thread.
+
+    >>> with Producer("shop", namesrv="127.0.0.1:9876") as producer:
+    ...     producer.send(Message("orders", b"..."))
+
+    Keywords: those of client.producer.SendOptions and client.session.Options, and
+    `on_full="wait"|"raise"`: what `send_async` does when `window` sends are under way.
+    """
+
+    def __init__(
+        self, group: str = "DEFAULT_PRODUCER", *, on_full: str = "wait", **keywords: Any
+    ) -> None:
+        if on_full not in ("wait", "raise"):
+            raise UsageError(f"on_full {on_full!r} must be 'wait' or 'raise'")
+        self._inner = aio_producer.Producer(group, **keywords)
+        self._on_full = on_full
+        self._window = self._inner.send_options.window
+        self._inner.on_ended = self._ended
+        self._has_room = threading.Condition()
+        self._waiting = 0  # threads that wait for room
+        self._ready: deque[Sending] = deque()
+        self._is_called = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("<Producer", "<blocking Producer", 1)
+
+    def start(self) -> None:
+        self._loop = background.check()
+        background.run(self._inner.start())
+
+    def close(self) -> None:
+        """Wait for the sends under way, leave the group, close the connections."""
+        background.run(self._inner.close())
+
+    def flush(self) -> None:
+        """Wait until every send that was begun has ended."""
+        background.run(self._inner.flush())
+
+    def __enter__(self) -> Producer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send, and wait until the broker has it; SendFailed tells every attempt."""
+        background.check()
+        future = self._submit(message, queue, selector, timeout_ms, is_async=False, waits=True)
+        return future.result()
+
+    def send_async(
+        self,
+        message: Message,
+        callback: Callable[[concurrent.futures.Future[SendResult]], None] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> concurrent.futures.Future[SendResult]:
+        """Begin to send; the future has the result. With `window` sends under way it waits for
+        room, or raises WindowFull (`on_full`). The callback runs on the loop's thread."""
+        waits = self._on_full == "wait"
+        future = self._submit(message, queue, selector, timeout_ms, is_async=True, waits=waits)
+        if callback is not None:
+            future.add_done_callback(callback)
+        return future
+
+    def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        """Send without asking for an answer: fastest, and nobody knows whether it arrived."""
+        background.run(self._inner.send_oneway(message, queue=queue, selector=selector))
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send messages of one topic as one request; `split_batch` cuts what is too large."""
+        return background.run(self._inner.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+
+    def request(
+        self, message: Message, *, timeout_ms: int = 3_000, selector: Selector | None = None
+    ) -> ReceivedMessage:
+        """Send, and wait for the reply of whoever consumes it; RequestTimeout if none comes."""
+        return background.run(
+            self._inner.request(message, timeout_ms=timeout_ms, selector=selector)
+        )
+
+    def reply(self, request: ReceivedMessage, body: bytes) -> SendResult:
+        """Answer a message that was sent with `request`."""
+        return background.run(self._inner.reply(request, body))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of a topic can be sent to."""
+        return background.run(self._inner.queues(topic))
+
+    def _submit(
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        timeout_ms: int | None,
+        *,
+        is_async: bool,
+        waits: bool,
+    ) -> concurrent.futures.Future[SendResult]:
+        if self._loop is None:
+            raise UsageError("start the producer first: `with Producer(...)` or start()")
+        if self._loop is not background.get():
+            raise UsageError("this producer was made by another process")
+        future: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        sending = self._inner.make(
+            message, queue, selector, timeout_ms, is_async=is_async, future=future
+        )
+        if self._inner.under_way + len(self._ready) >= self._window:
+            if not waits:
+                raise WindowFull(f"{self._window} sends are under way (window)")
+            self._wait_for_room()
+        self._ready.append(sending)
+        if not self._is_called:  # one wake-up of the loop for all that gather until it runs
+            self._is_called = True
+            self._loop.call_soon_threadsafe(self._begin_ready)
+        return future
+
+    def _begin_ready(self) -> None:
+        self._is_called = False
+        ready = self._ready
+        while ready:
+            sending = ready.popleft()
+            if sending.future.set_running_or_notify_cancel():  # type: ignore[union-attr]
+                self._inner.begin(sending)
+            elif self._waiting:
+                self._ended()
+
+    def _wait_for_room(self) -> None:
+        with self._has_room:
+            self._waiting += 1
+            try:
+                while self._inner.under_way + len(self._ready) >= self._window:
+                    self._has_room.wait()
+            finally:
+                self._waiting -= 1
+
+    def _ended(self) -> None:
+        """A send has ended; on the loop's thread. Threads that wait are woken when half the window
+        is free: a wake-up for every single one would cost more than the send."""
+        if self._waiting and self._inner.under_way + len(self._ready) <= self._window // 2:
+            with self._has_room:
+                self._has_room.notify_all()
+
+
+class TransactionProducer:
+    """Sends messages together with your own work; see client.transaction.TransactionProducer.
+
+    >>> with TransactionProducer("shop", check=look_it_up, namesrv=...) as producer:
+    ...     with producer.transaction(Message("orders", b"...")):
+    ...         database.commit()          # raises: rolled back; ends: committed
+    """
+
+    def __init__(self, group: str, check: Check, **keywords: Any) -> None:
+        self._inner = aio_transaction.TransactionProducer(group, check, **keywords)
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("<Trans", "<blocking Trans", 1)
+
+    def start(self) -> None:
+        background.run(self._inner.start())
+
+    def close(self) -> None:
+        background.run(self._inner.close())
+
+    def __enter__(self) -> TransactionProducer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, message: Message, work: Work, *, timeout_ms: int | None = None) -> SendResult:
+        """Send a half message, run `work(message)` on another thread, end as it says: an Outcome,
+        or None for COMMIT. If it raises, the message is rolled back and the error goes on."""
+        return background.run(self._inner.send(message, work, timeout_ms=timeout_ms))
+
+    @contextmanager
+    def transaction(
+        self, message: Message, *, timeout_ms: int | None = None
+    ) -> Iterator[SendResult]:
+        """A half message around a block: committed if it ends, rolled back if it raises."""
+        context = self._inner.transaction(message, timeout_ms=timeout_ms)
+        sent = background.run(_enter(context))
+        try:
+            yield sent
+        except BaseException as error:
+            if not background.run(_leave(context, error)):
+                raise
+        else:
+            background.run(_leave(context, None))
+
+
+async def _enter(context: Any) -> SendResult:
+    sent: SendResult = await context.__aenter__()
+    return sent
+
+
+async def _leave(context: Any, error: BaseException | None) -> bool:
+    if error is None:
+        return bool(await context.__aexit__(None, None, None))
+    return bool(await context.__aexit__(type(error), error, error.__traceback__))

@@ -1,0 +1,274 @@
+"""A user's message on its way out: checked, completed, made into a frame.
+
+Owns: the limits that are checked before any byte leaves, the property string, and the frame of a
+send. One rule: what is refused here is refused with the value and the limit in the text, and
+nothing was sent.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from cometmq.errors import UsageError
+from cometmq.message import Message
+from cometmq.wire import properties as props
+from cometmq.wire.codes import LANGUAGES, PYTHON, RequestCode, Version
+from cometmq.wire.record import Piece, join_batch
+
+MAX_TOPIC_CHARS = 127
+MAX_GROUP_CHARS = 120
+MAX_DELAY_LEVEL = 18
+SHARDING_KEY = "__SHARDINGKEY"
+NAMES = re.compile(r"[%|a-zA-Z0-9_-]+")
+NOT_FOR_CLIENTS = frozenset(
+    (
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    )
+)
+RESERVED = frozenset(
+    (
+        props.KEYS,
+        props.TAGS,
+        props.WAIT,
+        props.DELAY,
+        props.RETRY_TOPIC,
+        props.REAL_TOPIC,
+        props.REAL_QUEUE_ID,
+        props.HALF,
+        props.PRODUCER_GROUP,
+        props.UNIQUE_KEY,
+        props.ORIGIN_MESSAGE_ID,
+        props.REGION,
+        props.TRACE_ON,
+        props.CLUSTER,
+        props.POP_CHECKPOINT,
+        props.TIMER_DELAY_SEC,
+        props.TIMER_DELAY_MS,
+        props.TIMER_DELIVER_MS,
+        "EXTEND_UNIQ_INFO",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "CONSUME_START_TIME",
+        "INSTANCE_ID",
+        SHARDING_KEY,
+    )
+)
+"""Names that a user's property may not have: the system would read them as its own."""
+
+_SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_BATCH_HEAD = struct.Struct(">iiiii")
+_OWN_FIELD = {
+    props.KEYS: "keys",
+    props.TAGS: "tags",
+    props.WAIT: "waits_for_storage",
+    props.DELAY: "delay_level",
+    props.UNIQUE_KEY: "unique_id",
+    props.TIMER_DELIVER_MS: "deliver_at",
+    SHARDING_KEY: "sharding_key",
+}
+
+
+def check_name(name: str, what: str, most_chars: int) -> None:
+    """A topic's or group's name; UsageError says what is wrong with it."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{what} must be a text that is not empty, got {name!r}")
+    if len(name) > most_chars:
+        raise UsageError(
+            f"{what} {name[:40]!r}... has {len(name)} characters; at most {most_chars}"
+        )
+    if not NAMES.fullmatch(name):
+        raise UsageError(f"{what} {name!r} may have only letters, digits and % | _ -")
+
+
+def check_topic(topic: str) -> None:
+    is_own = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
+    check_name(topic, "topic", 255 if is_own else MAX_TOPIC_CHARS)
+    if topic in NOT_FOR_CLIENTS:
+        raise UsageError(f"topic {topic!r} belongs to the system; nobody may send to it")
+
+
+def check_body(body: bytes, most_bytes: int) -> None:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        hint = "; use .encode()" if isinstance(body, str) else ""
+        raise UsageError(f"a body must be bytes, got {type(body).__name__}{hint}")
+    if not body:
+        raise UsageError("a body must not be empty: RocketMQ refuses such messages")
+    if len(body) > most_bytes:
+        raise UsageError(f"a body of {len(body)} bytes; at most {most_bytes} (max_message_bytes)")
+
+
+def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
+    """The property string; `extra` is in its form already. UsageError for what can't be said."""
+    parts = [f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01"]
+    parts.append("true\x02" if message.waits_for_storage else "false\x02")
+    if message.tags:
+        if "|" in message.tags:
+            raise UsageError(
+                f"tags {message.tags!r}: a message has one tag; | is for subscriptions"
+            )
+        parts.append(f"TAGS\x01{_clean(message.tags, 'tags')}\x02")
+    keys = message.keys
+    if keys:
+        text = keys if isinstance(keys, str) else _joined(keys)
+        parts.append(f"KEYS\x01{_clean(text, 'keys')}\x02")
+    if message.sharding_key:
+        parts.append(f"{SHARDING_KEY}\x01{_clean(message.sharding_key, 'sharding_key')}\x02")
+    if message.delay_level:
+        if message.deliver_at is not None:
+            raise UsageError("a message has either a delay_level or a deliver_at, not both")
+        if not 0 < message.delay_level <= MAX_DELAY_LEVEL:
+            raise UsageError(f"delay_level {message.delay_level}; must be 1 to {MAX_DELAY_LEVEL}")
+        parts.append(f"DELAY\x01{message.delay_level}\x02")
+    if message.deliver_at is not None:
+        at_ms = int(message.deliver_at.timestamp() * 1000)
+        parts.append(f"TIMER_DELIVER_MS\x01{at_ms}\x02")
+    for name, value in message.properties.items():
+        if name in RESERVED:
+            own = _OWN_FIELD.get(name)
+            hint = f"; use the field {own}" if own else ""
+            raise UsageError(f"property {name!r} is RocketMQ's own{hint}")
+        if not isinstance(value, str) or not name or not value:
+            raise UsageError(f"property {name!r}={value!r}: names and values are texts, not empty")
+        parts.append(f"{_clean(name, 'property name')}\x01{_clean(value, name)}\x02")
+    return "".join(parts) + extra
+
+
+def _joined(keys: Sequence[str]) -> str:
+    for key in keys:
+        if not key or " " in key:
+            raise UsageError(f"key {key!r}: a key is one word; spaces separate keys")
+    return " ".join(keys)
+
+
+def _clean(text: str, what: str) -> str:
+    if "\x01" in text or "\x02" in text:
+        raise UsageError(f"{what} {text!r} contains the byte 1 or 2, which separate properties")
+    return text
+
+
+class SendTemplate:
+    """The frame of a send to one topic, with holes for what differs from message to message."""
+
+    __slots__ = ("_head",)
+
+    def __init__(self, group: str, topic: str, default_queues: int) -> None:
+        encode = msgspec.json.encode
+        fields = b'{"code":%%d,"extFields":{"a":%s,"b":%s,"c":"TBW102","d":"%d",' % (
+            _safe(encode(group)),
+            _safe(encode(topic)),
+            default_queues,
+        )
+        tail = (
+            b'},"flag":%%d,"language":"%s","opaque":%%d,"serializeTypeCurrentRPC":"JSON",'
+            b'"version":%d}' % (LANGUAGES[PYTHON].encode(), Version.OURS)
+        )
+        middle = b'"e":"%d","f":"%d","g":"%d","h":"%d","k":"false","m":"%b","i":%b,"j":"%d"%b'
+        self._head = fields + middle + tail
+
+    def frame(
+        self,
+        code: int,
+        opaque: int,
+        queue_id: int,
+        sys_flag: int,
+        born_ms: int,
+        message_flag: int,
+        properties: bytes,
+        body: bytes,
+        flag: int = 0,
+        reconsume_times: tuple[int, int] | None = None,
+    ) -> bytes:
+        """`properties`: the property string as a JSON text; `reconsume_times`: so far, at most."""
+        is_batch = b"true" if code == _SEND_BATCH else b"false"
+        times, most = 0, b""
+        if reconsume_times is not None:
+            times, most = reconsume_times[0], b',"l":"%d"' % reconsume_times[1]
+        head = self._head % (
+            code,
+            queue_id,
+            sys_flag,
+            born_ms,
+            message_flag,
+            is_batch,
+            properties,
+            times,
+            most,
+            flag,
+            opaque,
+        )
+        size = len(head)
+        return b"%b%b%b%b" % (
+            (4 + size + len(body)).to_bytes(4, "big"),
+            size.to_bytes(4, "big"),  # the first of these bytes is the serialization: JSON is 0
+            head,
+            body,
+        )
+
+
+def _safe(text: bytes) -> bytes:
+    return text.replace(b"%", b"%%")
+
+
+# ------------------------------------------------------------------------------------------ batch
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """One topic, one kind; UsageError names the message that differs."""
+    if not messages:
+        raise UsageError("a batch must have at least one message")
+    first = messages[0]
+    if first.topic.startswith("%RETRY%"):
+        raise UsageError("a batch can't go to a retry topic")
+    for number, message in enumerate(messages):
+        if message.topic != first.topic:
+            raise UsageError(
+                f"message {number} of the batch is for topic {message.topic!r}, the first one for "
+                f"{first.topic!r}: a batch has one topic"
+            )
+        if message.delay_level or message.deliver_at is not None:
+            raise UsageError(f"message {number} of the batch is delayed, which batches can't be")
+        if message.waits_for_storage != first.waits_for_storage:
+            raise UsageError(f"message {number} of the batch differs in waits_for_storage")
+
+
+def batch_body(messages: Iterable[Message], properties: Iterable[str]) -> bytes:
+    return join_batch(
+        Piece(message.flag, bytes(message.body), text)
+        for message, text in zip(messages, properties, strict=True)
+    )
+
+
+def split_batch(
+    messages: Iterable[Message], *, most_bytes: int = 1024 * 1024, most_count: int = 1000
+) -> Iterator[list[Message]]:
+    """Cut many messages into batches that are small enough to send, in their order, by topic.
+
+    >>> for batch in split_batch(messages):
+    ...     producer.send_batch(batch)
+    """
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        own = _BATCH_HEAD.size + len(message.body) + 2 + len(properties_of(message, "0" * 32)) * 2
+        is_other = bool(batch) and batch[0].topic != message.topic
+        if batch and (is_other or size + own > most_bytes or len(batch) >= most_count):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += own
+    if batch:
+        yield batch

@@ -1,0 +1,492 @@
+"""Producer: sends messages, on one event loop.
+
+Owns: the window of sends under way, checking and completing messages, taking turns over queues. One
+rule: at most `window` sends are under way; who wants more waits, or is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from cometmq.client import outgoing
+from cometmq.client.compression import compress
+from cometmq.client.connection import Connection
+from cometmq.client.latency import BrokerHealth
+from cometmq.client.outgoing import SendTemplate
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.selector import RoundRobin, Selector, hash_of
+from cometmq.client.sending import SEND, SEND_BATCH, Sending, SendOptions, Settled
+from cometmq.client.session import Options, Session
+from cometmq.errors import CometError, NoRoute, RequestTimeout, UsageError, WindowFull
+from cometmq.message import Message, MessageQueue, SendResult
+from cometmq.wire import headers
+from cometmq.wire import properties as props
+from cometmq.wire.codes import FLAG_ONEWAY, RequestCode
+from cometmq.wire.frame import Frame, reply_to
+
+log = logging.getLogger("cometmq.client")
+
+MAX_KNOWN_TOPICS = 10_000
+PROBE_S = 3.0
+
+
+class Producer:
+    """Sends messages.
+
+    >>> async with Producer("shop", namesrv="127.0.0.1:9876") as producer:
+    ...     result = await producer.send(Message("orders", b"..."))
+
+    Keywords: those of SendOptions (timeouts, retries, window, ...) and of session.Options (namesrv,
+    namespace, credentials, tls, ...).
+    """
+
+    def __init__(self, group: str = "DEFAULT_PRODUCER", **keywords: Any) -> None:
+        outgoing.check_name(group, "producer group", outgoing.MAX_GROUP_CHARS)
+        self.send_options, options = split_keywords(SendOptions, keywords)
+        self.group = group
+        self.session = Session(options)
+        self.wire_group = self.session.wrap(group)
+        self.session.producer_groups.add(self.wire_group)
+        self.session.answers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
+        space = self.session.options.namespace
+        self._namespace_text = f"INSTANCE_ID\x01{space}\x02" if space else ""
+        self.is_signed = self.session.connections.is_signed
+        self._templates: dict[str, SendTemplate] = {}
+        self._turns: dict[str, RoundRobin] = {}
+        self._checked: set[str] = set()
+        self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None
+        self.is_observing = self._health is not None
+        self.under_way = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._all_done: asyncio.Event = asyncio.Event()
+        self.on_ended: Callable[[], object] | None = None
+        """Called when a send has ended; the blocking face counts with it."""
+        self.on_sent: list[Callable[[Sending, SendResult | Exception], None]] = []
+        """Called with every send that has ended, and what it came to; for tracing."""
+        self._requests: dict[str, asyncio.Future[ReceivedMessage]] = {}
+
+    def __repr__(self) -> str:
+        state = "closed" if self.session.is_closed else "open" if self.session.is_started else "new"
+        return f"<Producer {self.group!r} {state} under_way={self.under_way} {self.session.names}>"
+
+    async def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.session.start()
+        if self._health is not None:
+            self.session.spawn(self._probe())
+
+    async def close(self) -> None:
+        """Wait for the sends under way, leave the group, close the connections."""
+        if self.session.is_closed:
+            return
+        if self.session.is_started:
+            await self.flush()
+        await self.session.close()
+
+    async def flush(self) -> None:
+        """Wait until every send that was begun has ended."""
+        while self.under_way:
+            self._all_done.clear()
+            await self._all_done.wait()
+
+    async def __aenter__(self) -> Producer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --------------------------------------------------------------------------------------- sends
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send, and wait until the broker has it; SendFailed tells every attempt.
+
+        `queue`: to this one. `selector`: a function of the topic's queues that returns one.
+        """
+        sending = self.make(message, queue, selector, timeout_ms, is_async=False)
+        if self.under_way >= self.send_options.window:
+            await self._wait_for_room()
+        return await self.finished(sending)
+
+    def send_async(
+        self,
+        message: Message,
+        callback: Callable[[asyncio.Future[SendResult]], None] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> asyncio.Future[SendResult]:
+        """Begin to send; the future has the result. WindowFull if too many are under way."""
+        if self.under_way >= self.send_options.window:
+            raise WindowFull(
+                f"{self.under_way} sends are under way (window={self.send_options.window}); await "
+                f"some of them, or use `await send`, which waits for room"
+            )
+        sending = self.make(message, queue, selector, timeout_ms, is_async=True)
+        self.begin(sending)
+        future = sending.future
+        assert isinstance(future, asyncio.Future)
+        if callback is not None:
+            future.add_done_callback(callback)
+        return future
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+    ) -> None:
+        """Send without asking for an answer: fastest, and nobody knows whether it arrived."""
+        sending = self.make(message, queue, selector, None, is_async=False)
+        sending.future.cancel()
+        route = await self.session.routes.need(
+            sending.topic, create_queues=self.send_options.default_queues
+        )
+        if not route.to_send:
+            raise NoRoute(sending.topic, route.why_not_sent)
+        chosen = sending.choose(route)
+        address = await self.session.leader(chosen.broker, sending.topic)
+        connection = await self.session.connections.get(address, chosen.broker)
+        sending.queue = chosen
+        ext = sending.ext(self.session.now_ms())
+        connection._write(
+            connection.frame(
+                sending.code, ext, sending.body, opaque=connection.next_opaque(), flag=FLAG_ONEWAY
+            )
+        )
+        await connection.drained()
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendResult:
+        """Send messages of one topic as one request, stored next to each other; `split_batch`
+        cuts what is too large. The result's `message_id` has all ids, joined by commas."""
+        outgoing.check_batch(messages)
+        limit = self.send_options.max_message_bytes
+        ids: list[str] = []
+        texts: list[str] = []
+        for message in messages:
+            outgoing.check_body(message.body, limit)
+            ids.append(message.unique_id or self.session.unique_ids.next(self.session.now_ms()))
+            texts.append(outgoing.properties_of(message, ids[-1], self._namespace_text))
+        body = outgoing.batch_body(messages, texts)
+        if len(body) > limit:
+            raise UsageError(
+                f"a batch of {len(body)} bytes; at most {limit} (max_message_bytes): "
+                f"cut it with split_batch"
+            )
+        topic = self.wire_topic(messages[0].topic)
+        wait = "true" if messages[0].waits_for_storage else "false"
+        sending = Sending(
+            self,
+            topic,
+            body,
+            f"WAIT\x01{wait}\x02",
+            0,
+            0,
+            ids[0],
+            SEND_BATCH,
+            False,
+            self._wire_queue(queue),
+            None,
+            self._timeout(timeout_ms),
+            None,
+        )
+        sending.batch_ids = ",".join(ids)
+        if self.under_way >= self.send_options.window:
+            await self._wait_for_room()
+        return await self.finished(sending)
+
+    def make(
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        timeout_ms: int | None,
+        *,
+        is_async: bool,
+        extra: str = "",
+        sys_flag: int = 0,
+        future: Settled | None = None,
+    ) -> Sending:
+        """A send that is ready to `begin`; UsageError if it never could be. On any thread."""
+        session = self.session
+        if not session.is_started or session.is_closed:
+            if session.is_closed:
+                raise UsageError("this producer is closed")
+            raise UsageError("start the producer first: `async with Producer(...)` or start()")
+        options = self.send_options
+        topic = message.topic
+        if topic not in self._checked or self._namespace_text:
+            topic = self.wire_topic(topic)
+        body = message.body
+        if type(body) is not bytes or not 0 < len(body) <= options.max_message_bytes:
+            outgoing.check_body(body, options.max_message_bytes)
+        unique_id = message.unique_id or session.unique_ids.next(session.now_ms())
+        text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
+        if len(text) > props.MAX_PROPERTIES_BYTES // 3:
+            size = len(text.encode())
+            if size > props.MAX_PROPERTIES_BYTES:
+                raise UsageError(
+                    f"properties of {size} bytes; at most {props.MAX_PROPERTIES_BYTES}"
+                )
+        if len(body) >= options.compress_over_bytes and options.compression is not None:
+            kind = options.compression
+            packed = compress(bytes(body), kind)
+            if len(packed) < len(body):
+                body = packed
+                sys_flag |= kind.sys_flag
+        elif type(body) is not bytes:
+            body = bytes(body)
+        if selector is None and message.sharding_key and queue is None:
+            selector = hash_of(message.sharding_key)
+        return Sending(
+            self,
+            topic,
+            body,
+            text,
+            message.flag,
+            sys_flag,
+            unique_id,
+            SEND,
+            is_async,
+            None if queue is None else self._wire_queue(queue),
+            selector,
+            options.send_timeout_ms if timeout_ms is None else self._timeout(timeout_ms),
+            future,
+        )
+
+    def begin(self, sending: Sending) -> None:
+        """Its first attempt; on the loop."""
+        self.under_way += 1
+        sending.launch()
+
+    async def finished(self, sending: Sending) -> SendResult:
+        """Begin it, and wait for its end."""
+        self.begin(sending)
+        assert isinstance(sending.future, asyncio.Future)
+        return await sending.future
+
+    def ended(self) -> None:
+        """A send has ended, one way or the other."""
+        self.under_way -= 1
+        if self.on_ended is not None:
+            self.on_ended()
+        while self._room and self.under_way < self.send_options.window:
+            waiting = self._room.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                break
+        if not self.under_way:
+            self._all_done.set()
+
+    def tell(self, sending: Sending, outcome: SendResult | Exception) -> None:
+        for hook in self.on_sent:
+            try:
+                hook(sending, outcome)
+            except Exception:
+                log.exception("on_sent_failed")
+
+    async def _wait_for_room(self) -> None:
+        while self.under_way >= self.send_options.window:
+            waiting: asyncio.Future[None] = self.loop.create_future()
+            self._room.append(waiting)
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                with suppress(ValueError):
+                    self._room.remove(waiting)
+                raise
+
+    # ------------------------------------------------------------------------------ names, queues
+
+    def wire_topic(self, topic: str) -> str:
+        """The topic as it is called on the wire, checked once."""
+        if topic in self._checked:
+            return self.session.wrap(topic) if self.session.options.namespace else topic
+        outgoing.check_topic(topic)
+        if len(self._checked) < MAX_KNOWN_TOPICS:
+            self._checked.add(topic)
+        return self.session.wrap(topic)
+
+    def _wire_queue(self, queue: MessageQueue | None) -> MessageQueue | None:
+        if queue is None:
+            return None
+        return MessageQueue(self.session.wrap(queue.topic), queue.broker, queue.queue_id)
+
+    def _timeout(self, timeout_ms: int | None) -> int:
+        value = self.send_options.send_timeout_ms if timeout_ms is None else timeout_ms
+        if value <= 0:
+            raise UsageError(f"timeout_ms {value} must be above 0")
+        return value
+
+    def template(self, topic: str) -> SendTemplate:
+        found = self._templates.get(topic)
+        if found is None:
+            if len(self._templates) >= MAX_KNOWN_TOPICS:
+                self._templates.clear()
+            queues = self.send_options.default_queues
+            found = self._templates[topic] = SendTemplate(self.wire_group, topic, queues)
+        return found
+
+    def choose(self, topic: str, queues: Sequence[MessageQueue], avoid_broker: str) -> MessageQueue:
+        """The queue that is next, on another broker than the one that just failed."""
+        turn = self._turns.get(topic)
+        if turn is None:
+            if len(self._turns) >= MAX_KNOWN_TOPICS:
+                self._turns.clear()
+            turn = self._turns[topic] = RoundRobin(self.session.rng)
+        if self._health is not None:
+            now_ms = int(self.loop.time() * 1e3)
+            return self._health.choose(queues, avoid_broker, turn.next_index(), now_ms)
+        return turn(queues, avoid_broker)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of a topic can be sent to."""
+        route = await self.session.routes.need(
+            self.wire_topic(topic), create_queues=self.send_options.default_queues
+        )
+        return list(route.to_send)
+
+    # -------------------------------------------------------------------------------------- health
+
+    def observed(self, sending: Sending, *, is_isolated: bool) -> None:
+        if self._health is not None and sending.broker:
+            now = self.loop.time()
+            latency_ms = int((now - sending.began) * 1e3)
+            self._health.observed(
+                sending.broker, latency_ms, is_isolated=is_isolated, now_ms=int(now * 1e3)
+            )
+
+    async def _probe(self) -> None:
+        """Look whether brokers that could not be reached can be reached again."""
+        assert self._health is not None
+        while True:
+            await asyncio.sleep(PROBE_S)
+            for broker in self._health.to_probe(int(self.loop.time() * 1e3)):
+                address = self.session.routes.leader_of(broker)
+                is_reachable = False
+                if address is not None:
+                    with suppress(CometError):
+                        await self.session.connections.get(address)
+                        is_reachable = True
+                self._health.probed(broker, is_reachable, int(self.loop.time() * 1e3))
+
+    # ------------------------------------------------------------------------------- request, reply
+
+    async def request(
+        self, message: Message, *, timeout_ms: int = 3_000, selector: Selector | None = None
+    ) -> ReceivedMessage:
+        """Send, and wait for the reply of whoever consumes it; RequestTimeout if none comes."""
+        correlation = str(uuid.UUID(int=self.session.rng.getrandbits(128), version=4))
+        extra = (
+            f"CORRELATION_ID\x01{correlation}\x02REPLY_TO_CLIENT\x01{self.session.client_id}\x02"
+            f"TTL\x01{timeout_ms}\x02"
+        )
+        replied: asyncio.Future[ReceivedMessage] = self.loop.create_future()
+        self._requests[correlation] = replied
+        try:
+            async with asyncio.timeout(timeout_ms / 1e3):
+                await self.session.routes.need(
+                    self.wire_topic(message.topic), create_queues=self.send_options.default_queues
+                )
+                await self.session.beat()  # the broker must know where to push the reply
+                sending = self.make(
+                    message, None, selector, timeout_ms, is_async=False, extra=extra
+                )
+                await self.finished(sending)
+                return await replied
+        except TimeoutError:
+            raise RequestTimeout(
+                f"no reply to a request on topic {message.topic!r} in {timeout_ms} ms"
+            ) from None
+        finally:
+            del self._requests[correlation]
+
+    async def reply(self, request: ReceivedMessage, body: bytes) -> SendResult:
+        """Answer a message that was sent with `request`."""
+        cluster = request.properties.get(props.CLUSTER)
+        correlation = request.properties.get("CORRELATION_ID")
+        client = request.properties.get("REPLY_TO_CLIENT")
+        if not cluster or not correlation or not client:
+            raise UsageError(f"{request!r} does not ask for a reply")
+        ttl = request.properties.get("TTL", "3000")
+        extra = (
+            f"MSG_TYPE\x01reply\x02CORRELATION_ID\x01{correlation}\x02"
+            f"REPLY_TO_CLIENT\x01{client}\x02TTL\x01{ttl}\x02"
+        )
+        topic = f"{cluster}_REPLY_TOPIC"
+        queue = MessageQueue(topic, request.broker, 0)
+        await self.session.routes.need(topic)
+        sending = self.make(Message(topic, body), queue, None, None, is_async=False, extra=extra)
+        sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
+        return await self.finished(sending)
+
+    def _replied(self, connection: Connection, frame: Frame) -> Frame:
+        header = headers.parse(headers.PushReplyHeader, frame.ext)
+        text = header.properties or ""
+        correlation = props.get(text, "CORRELATION_ID") or ""
+        waiting = self._requests.get(correlation)
+        if waiting is None or waiting.done():
+            log.warning("reply_unknown correlation_id=%s", correlation)
+        else:
+            waiting.set_result(reply_message(header, frame.body))
+        return reply_to(frame)
+
+
+def reply_message(header: headers.PushReplyHeader, body: bytes) -> ReceivedMessage:
+    """A reply that was pushed to us."""
+    return ReceivedMessage(
+        "",
+        header.topic,
+        header.queueId,
+        0,
+        0,
+        body,
+        header.properties or "",
+        header.flag,
+        header.sysFlag,
+        header.bornTimestamp,
+        b"\x7f\0\0\x01\0\0\0\0",
+        header.storeTimestamp,
+        b"\x7f\0\0\x01\0\0\0\0",
+        header.reconsumeTimes or 0,
+        0,
+        len(body),
+    )
+
+
+def split_keywords(
+    kind: type[SendOptions], keywords: dict[str, Any]
+) -> tuple[SendOptions, Options]:
+    """Keywords to the two option structs; UsageError names one that nobody knows."""
+    own = {field.name for field in msgspec.structs.fields(kind)}
+    common = {field.name for field in msgspec.structs.fields(Options)}
+    unknown = sorted(set(keywords) - own - common)
+    if unknown:
+        raise UsageError(
+            f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(own | common))}"
+        )
+    mine = kind(**{name: value for name, value in keywords.items() if name in own})
+    return mine, Options(**{name: value for name, value in keywords.items() if name in common})
