@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from cometmq.errors import CometError, ConfigError
 from cometmq.nameserver.nameserver import NameServer
 from cometmq.net.clock import Clock
 from cometmq.net.driver import Driver, Limits
+from cometmq.ports import Core, Files
 from cometmq.store.files import RealFiles
 from cometmq.store.store import Store
 from cometmq.wire.bodies import GroupConfig, TopicConfig
@@ -52,6 +53,19 @@ class Listening(msgspec.Struct):
     @property
     def port(self) -> int:
         return int(self.main.getsockname()[1])
+
+    def close(self) -> None:
+        self.main.close()
+        if self.vip is not None:
+            self.vip.close()
+
+
+Around = Callable[[Core], Core]
+"""What a test may put between a core and its driver."""
+
+
+def _nothing_around(core: Core) -> Core:
+    return core
 
 
 # ------------------------------------------------------------------------------------- addresses
@@ -181,19 +195,30 @@ def _compiled_path(config: BrokerConfig) -> Hot | None:
 
 
 class RunningNameServer:
-    """A name server on its socket."""
+    """A name server on its socket; `files` where not on the disk that the settings name."""
 
-    def __init__(self, config: NameServerConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: NameServerConfig,
+        clock: Clock,
+        files: Files | None = None,
+        around: Around = _nothing_around,
+    ) -> None:
+        folder, name = os.path.split(config.kv_path) if config.kv_path else ("", KV_FILE)
+        if name != KV_FILE:
+            raise ConfigError(f"kvConfigPath must end with {KV_FILE}, got {config.kv_path!r}")
         self.listening = Listening(
             _bind(config.bind_host, config.listen_port, "listenPort or --namesrv-port")
         )
         self.address = _text(config.bind_host, self.listening.port)
-        folder, name = os.path.split(config.kv_path) if config.kv_path else ("", KV_FILE)
-        if name != KV_FILE:
-            raise ConfigError(f"kvConfigPath must end with {KV_FILE}, got {config.kv_path!r}")
-        files = RealFiles(Path(folder or default_folder("namesrv")))
-        self.core = NameServer(config, files.read(KV_FILE))
-        self.driver = Driver(self.core, _limits(config), files, clock)
+        try:
+            if files is None:
+                files = RealFiles(Path(folder or default_folder("namesrv")))
+            self.core = NameServer(config, files.read(KV_FILE))
+            self.driver = Driver(around(self.core), _limits(config), files, clock)
+        except BaseException:
+            self.listening.close()
+            raise
 
     async def start(self) -> None:
         await self.driver.listen(self.listening.main)
@@ -201,20 +226,34 @@ class RunningNameServer:
 
 
 class RunningBroker:
-    """A broker on its sockets, with its store open."""
+    """A broker on its sockets, with its store open; `files` where not on the settings' disk."""
 
     def __init__(
         self,
         config: BrokerConfig,
         clock: Clock,
         copied: tuple[list[TopicConfig], list[GroupConfig]] = ([], []),
+        files: Files | None = None,
+        around: Around = _nothing_around,
     ) -> None:
         self.listening = _bind_broker(config.bind_host, config.listen_port)
-        port = self.listening.port
-        config = msgspec.structs.replace(config, listen_port=port)
-        host = _advertised(config)
+        config = msgspec.structs.replace(config, listen_port=self.listening.port)
+        try:
+            self._assemble(config, clock, copied, files or RealFiles(config.store_path), around)
+        except BaseException:
+            self.listening.close()
+            raise
+
+    def _assemble(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        copied: tuple[list[TopicConfig], list[GroupConfig]],
+        files: Files,
+        around: Around,
+    ) -> None:
+        host, port = _advertised(config), config.listen_port
         self.address = _text(host, port)
-        files = RealFiles(Path(config.store_path))
         in_memory = _memory_bytes() * config.in_memory_ratio_percent // 100
         hot = _compiled_path(config)
         self.path = "plain" if hot is None else "compiled"
@@ -224,7 +263,7 @@ class RunningBroker:
             identity = Identity(host, port, os.getpid(), node)
             self.core = Broker(config, identity, store, clock())
             self.core.adopt(*copied, clock())
-            self.driver = Driver(self.core, _limits(config), files, clock)
+            self.driver = Driver(around(self.core), _limits(config), files, clock)
             self.core.net_figures = self.driver.figures
         except BaseException:
             store.close(clock())

@@ -44,8 +44,10 @@ _HELD_QUEUE_MAPS = 4_096  # where each mapping holds descriptors
 class RealFiles:
     """One store directory; see ports.Files for the contract of each method."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, spare_bytes: int = 0) -> None:
+        """With `spare_bytes` the disk counts as empty while so much is free, and then as full."""
         self.root = os.path.abspath(os.fspath(root))
+        self._spare_bytes = spare_bytes
         os.makedirs(self.root, exist_ok=True)
         self._failed: dict[str, str] = {}
         # Folders that must be synced before a new file in them can be called durable.
@@ -185,6 +187,8 @@ class RealFiles:
     def used_ratio(self) -> float:
         """As RocketMQ counts: used over used plus what this user may still take, rounded up."""
         found = os.statvfs(self.root)
+        if self._spare_bytes:
+            return 0.0 if found.f_bavail * found.f_frsize >= self._spare_bytes else 1.0
         used = found.f_blocks - found.f_bfree
         whole = used + found.f_bavail
         return math.ceil(100 * used / whole) / 100 if whole else 1.0

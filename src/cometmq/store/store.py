@@ -664,6 +664,13 @@ class Store:
         log.info("store_closed is_clean=%s log_end=%d", is_clean, self._log.write_at)
         self._release()
 
+    def abandon(self) -> None:
+        """Let go as a killed process would: nothing more is made durable, `abort` stays."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._refusal = self._refusal or "the store was abandoned"
+            self._release()
+
     def _make_all_durable(self, now_ms: int) -> bool:
         try:
             self._flush.sync_log(self._last_store_ms)

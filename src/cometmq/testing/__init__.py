@@ -21,15 +21,17 @@ first, under the token that their body begins with ("token|..."): what nobody se
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cometmq.testing.client import Answer, Client, Role, RouteCache, Target
-from cometmq.testing.cluster import Cluster, MakeRole, Outcome
-from cometmq.testing.history import History, Sent
-from cometmq.testing.swarm import FAULTS, LATER_FAULTS, Swarm, draw
-
 if TYPE_CHECKING:
+    from cometmq.testing.client import Answer, Client, Role, RouteCache, Target
+    from cometmq.testing.cluster import Cluster, MakeRole, Outcome
+    from cometmq.testing.history import History, Sent
+    from cometmq.testing.local import LocalBroker
+    from cometmq.testing.proxy import Proxy
     from cometmq.testing.simulate import describe, play, run_for, run_seed
+    from cometmq.testing.swarm import FAULTS, LATER_FAULTS, Swarm, draw
 
 __all__ = [
     "FAULTS",
@@ -38,8 +40,10 @@ __all__ = [
     "Client",
     "Cluster",
     "History",
+    "LocalBroker",
     "MakeRole",
     "Outcome",
+    "Proxy",
     "Role",
     "RouteCache",
     "Sent",
@@ -52,11 +56,21 @@ __all__ = [
     "run_seed",
 ]
 
+_HOMES = {
+    "client": ("Answer", "Client", "Role", "RouteCache", "Target"),
+    "cluster": ("Cluster", "MakeRole", "Outcome"),
+    "history": ("History", "Sent"),
+    "local": ("LocalBroker",),
+    "proxy": ("Proxy",),
+    "simulate": ("describe", "play", "run_for", "run_seed"),
+    "swarm": ("FAULTS", "LATER_FAULTS", "Swarm", "draw"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What `python -m cometmq.testing.simulate` holds: only then is it imported twice by nobody."""
-    if name not in ("describe", "play", "run_for", "run_seed"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cometmq.testing import simulate
-
-    return getattr(simulate, name)
+    """Names are imported when first used: the pytest plugin below here is loaded by every run of
+    pytest, and `python -m cometmq.testing.simulate` must not be imported twice."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

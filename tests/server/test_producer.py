@@ -1,0 +1,395 @@
+"""The producer against a real broker over real sockets: what is sent is there, what fails says why."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cometmq.client import blocking
+from cometmq.client.outgoing import split_batch
+from cometmq.client.producer import Producer
+from cometmq.client.received import ReceivedMessage, read_all
+from cometmq.client.remote import Remote
+from cometmq.client.selector import hash_of
+from cometmq.errors import NoRoute, SendFailed, Unreachable, UsageError, WindowFull
+from cometmq.message import Message, MessageQueue, SendStatus
+from cometmq.testing.local import LocalBroker
+from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalBroker]:
+    with LocalBroker(store="memory") as one:
+        yield one
+
+
+def stored(broker: LocalBroker, topic: str, queues: int = 4) -> list[ReceivedMessage]:
+    """Everything in a topic, queue by queue, read the plainest way."""
+    found: list[ReceivedMessage] = []
+    with Remote(broker.broker_address) as remote:
+        for queue_id in range(queues):
+            offset = 0
+            while True:
+                ext = {
+                    "consumerGroup": "reader",
+                    "topic": topic,
+                    "queueId": str(queue_id),
+                    "queueOffset": str(offset),
+                    "maxMsgNums": "32",
+                    "sysFlag": str(PullFlag.SUBSCRIPTION),
+                    "commitOffset": "0",
+                    "suspendTimeoutMillis": "0",
+                    "subscription": "*",
+                    "subVersion": "0",
+                }
+                answer = remote.ask(RequestCode.PULL_MESSAGE, ext)
+                if answer.code != 0:
+                    break
+                found += read_all(answer.body, broker.broker_name)
+                offset = int(answer.ext["nextBeginOffset"])
+    return found
+
+
+def test_what_is_sent_is_stored_as_it_was(broker: LocalBroker) -> None:
+    broker.create_topic("whole", queues=4)
+    message = Message(
+        "whole", b"\x00body\xff", tags="paid", keys=["o-1", "o-2"], properties={"färbe": "grün"}
+    )
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        result = producer.send(message)
+        assert result.status is SendStatus.SEND_OK
+    (found,) = stored(broker, "whole")
+    assert found.body == b"\x00body\xff"
+    assert (found.tags, found.keys) == ("paid", ["o-1", "o-2"])
+    assert found.properties["färbe"] == "grün"
+    assert (found.message_id, found.offset_id) == (result.message_id, result.offset_id)
+    assert (found.queue_id, found.queue_offset) == (result.queue.queue_id, result.queue_offset)
+
+
+def test_queues_take_turns(broker: LocalBroker) -> None:
+    broker.create_topic("turns", queues=4)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        ids = [producer.send(Message("turns", b"x")).queue.queue_id for _ in range(8)]
+    assert sorted(ids) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert ids[:4] == ids[4:]
+
+
+def test_a_selector_a_sharding_key_and_a_queue_decide(broker: LocalBroker) -> None:
+    broker.create_topic("chosen", queues=4)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        by_key = {
+            producer.send(Message("chosen", b"x", sharding_key="customer-7")).queue
+            for _ in range(5)
+        }
+        queues = producer.queues("chosen")
+        assert by_key == {hash_of("customer-7")(queues)}
+        last = producer.send(Message("chosen", b"x"), selector=lambda all_: all_[-1])
+        assert last.queue == queues[-1]
+        given = MessageQueue("chosen", broker.broker_name, 2)
+        assert producer.send(Message("chosen", b"x"), queue=given).queue == given
+        with pytest.raises(UsageError, match="selector returned None"):
+            producer.send(Message("chosen", b"x"), selector=lambda all_: None)  # type: ignore
+
+
+def test_a_batch_is_stored_together_and_too_much_is_cut(broker: LocalBroker) -> None:
+    broker.create_topic("batch", queues=1)
+    messages = [Message("batch", b"%d" % n, tags="t", keys=f"k{n}") for n in range(100)]
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        result = producer.send_batch(messages[:10])
+        assert result.message_id.count(",") == 9
+        for part in split_batch(messages[10:], most_count=7):
+            producer.send_batch(part)
+        with pytest.raises(UsageError, match="one topic"):
+            producer.send_batch([Message("batch", b"1"), Message("other", b"2")])
+        with pytest.raises(UsageError, match="split_batch"):
+            producer.send_batch([Message("batch", b"x" * 3_000_000)] * 2)
+    found = stored(broker, "batch", 1)
+    assert [one.body for one in found] == [b"%d" % n for n in range(100)]
+    assert ",".join(one.message_id for one in found[:10]) == result.message_id
+
+
+def test_large_bodies_travel_compressed_and_arrive_whole(broker: LocalBroker) -> None:
+    broker.create_topic("large", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        producer.send(Message("large", b"abc" * 5_000))
+        producer.send(Message("large", b"abc" * 10))
+    whole, small = stored(broker, "large", 1)
+    assert whole.body == b"abc" * 5_000
+    assert whole.sys_flag & 1
+    assert whole.size < 1_000
+    assert not small.sys_flag & 1
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Message("orders", b""), "must not be empty"),
+        (Message("orders", "text"), "got str; use .encode"),  # type: ignore[arg-type]
+        (Message("orders", b"x" * 5_000_000), "5000000 bytes; at most 4194304"),
+        (Message("", b"x"), "topic must be a text"),
+        (Message("a b", b"x"), "only letters, digits"),
+        (Message("t" * 128, b"x"), "128 characters; at most 127"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), "belongs to the system"),
+        (Message("orders", b"x", tags="a||b"), "one tag"),
+        (Message("orders", b"x", tags="a\x01b"), "byte 1 or 2"),
+        (Message("orders", b"x", properties={"KEYS": "k"}), "use the field keys"),
+        (Message("orders", b"x", properties={"a": ""}), "not empty"),
+        (Message("orders", b"x", properties={"a": "x" * 40_000}), "at most 32767"),
+        (Message("orders", b"x", delay_level=19), "must be 1 to 18"),
+        (Message("orders", b"x", keys=["a b"]), "one word"),
+    ],
+)
+def test_what_can_never_be_sent_is_refused_before(
+    broker: LocalBroker, message: Message, why: str
+) -> None:
+    with (
+        blocking.Producer("shop", namesrv=broker.namesrv) as producer,
+        pytest.raises(UsageError, match=why),
+    ):
+        producer.send(message)
+
+
+def test_no_route_tells_the_cause() -> None:
+    with (
+        LocalBroker(store="memory", settings={"autoCreateTopicEnable": "false"}) as broker,
+        blocking.Producer("shop", namesrv=broker.namesrv) as producer,
+    ):
+        with pytest.raises(NoRoute) as failed:
+            producer.send(Message("orders", b"x"))
+        assert str(failed.value) == (
+            f"no route for topic 'orders': name server {broker.namesrv} answered, topic does not "
+            f"exist, auto-creation is off on {broker.broker_name} (autoCreateTopicEnable)"
+        )
+
+
+def test_a_topic_is_made_by_its_first_message(broker: LocalBroker) -> None:
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        assert producer.send(Message("made-by-sending", b"x")).status is SendStatus.SEND_OK
+    assert len(stored(broker, "made-by-sending")) == 1
+
+
+def test_no_name_server_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"  # nobody listens
+        with (
+            blocking.Producer("shop", namesrv=address, send_timeout_ms=500) as producer,
+            pytest.raises(SendFailed, match=f"no name server answered.*{address} refused"),
+        ):
+            producer.send(Message("orders", b"x"))
+
+
+def test_a_broker_that_can_not_be_reached_is_named_with_who_says_so() -> None:
+    with LocalBroker(store="memory", settings={"brokerIP1": "127.0.0.9"}) as broker:
+        port = broker.broker_address.rpartition(":")[2]
+        with blocking.Producer("shop", namesrv=broker.namesrv, retries=0) as producer:
+            with pytest.raises(SendFailed) as failed:
+                producer.send(Message("TBW102x", b"x"))
+            text = str(failed.value)
+            assert f"TCP connect to 127.0.0.9:{port} refused" in text
+            assert f"{broker.broker_name} advertises that address (brokerIP1)" in text
+            assert not failed.value.is_maybe_stored
+            assert isinstance(failed.value.__cause__, Unreachable)
+
+
+def test_refusals_are_tried_again_and_told(broker: LocalBroker) -> None:
+    broker.create_topic("again", queues=1)
+    send = RequestCode.SEND_MESSAGE_V2
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        broker.fail(send, times=2, response_code=ResponseCode.SYSTEM_ERROR, remark="made up")
+        assert producer.send(Message("again", b"third time")).status is SendStatus.SEND_OK
+        broker.fail(send, times=9, response_code=ResponseCode.SYSTEM_ERROR, remark="made up")
+        with pytest.raises(SendFailed) as failed:
+            producer.send(Message("again", b"never"))
+        assert len(failed.value.attempts) == 3
+        assert failed.value.code == ResponseCode.SYSTEM_ERROR
+        broker.clear_faults()
+        # A refusal by async send, and flow control, are final.
+        broker.fail(send, times=1, response_code=ResponseCode.SYSTEM_ERROR, remark="made up")
+        with pytest.raises(SendFailed, match="1 attempt "):
+            producer.send_async(Message("again", b"x")).result()
+        broker.fail(send, times=1, response_code=ResponseCode.SYSTEM_BUSY, remark="busy")
+        with pytest.raises(SendFailed) as failed:
+            producer.send(Message("again", b"x"))
+        assert failed.value.code == ResponseCode.SYSTEM_BUSY
+    with blocking.Producer("shop", namesrv=broker.namesrv, retry_busy=True) as patient:
+        broker.fail(send, times=2, response_code=ResponseCode.SYSTEM_BUSY, remark="busy")
+        assert patient.send(Message("again", b"busy")).status is SendStatus.SEND_OK
+    assert [one.body for one in stored(broker, "again", 1)] == [b"third time", b"busy"]
+
+
+def test_an_answer_that_never_comes_is_maybe_stored(broker: LocalBroker) -> None:
+    broker.create_topic("silent", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv, send_timeout_ms=300) as producer:
+        producer.send(Message("silent", b"warm"))
+        broker.drop(RequestCode.SEND_MESSAGE_V2, times=1)
+        began = time.monotonic()
+        with pytest.raises(SendFailed, match="may have been stored") as failed:
+            producer.send(Message("silent", b"x"))
+        assert failed.value.is_maybe_stored
+        assert 0.25 < time.monotonic() - began < 2
+
+
+def test_a_cut_connection_is_tried_again(broker: LocalBroker) -> None:
+    broker.create_topic("cut", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        producer.send(Message("cut", b"0"))
+        futures = []
+        for n in range(1, 200):
+            futures.append(producer.send_async(Message("cut", b"%d" % n)))
+            if n % 50 == 0:
+                broker.cut_connections()
+        for future in futures:
+            assert future.result(10).status is SendStatus.SEND_OK
+    bodies = {one.body for one in stored(broker, "cut", 1)}
+    assert bodies == {b"%d" % n for n in range(200)}
+
+
+def test_many_threads_share_a_producer(broker: LocalBroker) -> None:
+    broker.create_topic("threads", queues=4)
+    failed: list[BaseException] = []
+
+    def work(name: int) -> None:
+        try:
+            futures = [
+                producer.send_async(Message("threads", b"%d-%d" % (name, n))) for n in range(250)
+            ]
+            for future in futures:
+                future.result(10)
+        except BaseException as error:
+            failed.append(error)
+
+    with blocking.Producer("shop", namesrv=broker.namesrv, window=64) as producer:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    found = stored(broker, "threads")
+    assert len({one.body for one in found}) == len(found) == 2000
+    assert len({one.message_id for one in found}) == 2000
+
+
+def test_the_window_is_never_passed(broker: LocalBroker) -> None:
+    broker.create_topic("window", queues=1)
+
+    async def main() -> None:
+        async with Producer("shop", namesrv=broker.namesrv, window=10) as producer:
+            await producer.send(Message("window", b"warm"))
+            broker.delay(RequestCode.SEND_MESSAGE_V2, 0.3, times=10)
+            futures = [producer.send_async(Message("window", b"x")) for _ in range(10)]
+            with pytest.raises(WindowFull, match="window=10"):
+                producer.send_async(Message("window", b"x"))
+            waiting = asyncio.create_task(producer.send(Message("window", b"waits")))
+            await asyncio.sleep(0.05)
+            assert producer.under_way == 10
+            await asyncio.gather(*futures)
+            await waiting
+
+    asyncio.run(main())
+    with blocking.Producer("s", namesrv=broker.namesrv, window=2, on_full="raise") as producer:
+        producer.send(Message("window", b"warm"))
+        broker.delay(RequestCode.SEND_MESSAGE_V2, 0.3, times=2)
+        begun = [producer.send_async(Message("window", b"x")) for _ in range(2)]
+        with pytest.raises(WindowFull):
+            producer.send_async(Message("window", b"x"))
+        for future in begun:
+            future.result(5)
+
+
+def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
+    broker.create_topic("closing", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        futures = [producer.send_async(Message("closing", b"%d" % n)) for n in range(500)]
+    assert all(future.done() and future.exception() is None for future in futures)
+    with pytest.raises(UsageError, match="closed"):
+        producer.send(Message("closing", b"late"))
+    assert len(stored(broker, "closing", 1)) == 500
+
+
+def test_oneway_arrives(broker: LocalBroker) -> None:
+    broker.create_topic("oneway", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for n in range(20):
+            producer.send_oneway(Message("oneway", b"%d" % n))
+        producer.send(Message("oneway", b"end"))
+    assert [one.body for one in stored(broker, "oneway", 1)] == [
+        *(b"%d" % n for n in range(20)),
+        b"end",
+    ]
+
+
+def test_a_broker_killed_and_back_loses_nothing_that_was_acknowledged() -> None:
+    with LocalBroker() as broker:
+        broker.create_topic("kill", queues=2)
+        acknowledged: list[bytes] = []
+        with blocking.Producer("shop", namesrv=broker.namesrv, send_timeout_ms=10_000) as producer:
+            for n in range(100):
+                if n == 50:
+                    broker.restart(kill=True)
+                for _ in range(50):  # a lost broker answers again when it is back
+                    try:
+                        producer.send(Message("kill", b"%d" % n))
+                    except SendFailed:
+                        time.sleep(0.1)
+                    else:
+                        acknowledged.append(b"%d" % n)
+                        break
+        assert len(acknowledged) == 100
+        assert set(acknowledged) <= {one.body for one in stored(broker, "kill", 2)}
+
+
+def _use_in_child(producer: blocking.Producer, told: Any) -> None:
+    try:
+        producer.send(Message("fork", b"x"))
+        told.put("sent")
+    except UsageError as error:
+        told.put(str(error))
+
+
+def test_a_fork_is_noticed(broker: LocalBroker) -> None:
+    fork = multiprocessing.get_context("fork")
+    told = fork.Queue()
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        producer.send(Message("fork", b"x"))
+        child = fork.Process(target=_use_in_child, args=(producer, told))
+        child.start()
+        text = told.get(timeout=10)
+        child.join()
+    assert "was forked from" in text
+    assert "make clients after the fork" in text
+
+
+def test_namespaces_keep_names_apart(broker: LocalBroker) -> None:
+    broker.create_topic("space%orders", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv, namespace="space") as producer:
+        producer.send(Message("orders", b"inside"))
+    (found,) = stored(broker, "space%orders", 1)
+    assert found.properties["INSTANCE_ID"] == "space"
+
+
+def test_usage_is_explained() -> None:
+    with pytest.raises(UsageError, match="pass namesrv="):
+        blocking.Producer("shop")
+    with pytest.raises(UsageError, match=r"'nowhere' is not host:port"):
+        blocking.Producer("shop", namesrv="nowhere")
+    with pytest.raises(UsageError, match="unknown keyword 'retrys'"):
+        blocking.Producer("shop", namesrv="127.0.0.1:1", retrys=3)
+    with pytest.raises(UsageError, match="start the producer first"):
+        blocking.Producer("shop", namesrv="127.0.0.1:1").send(Message("t", b"x"))
+
+
+def test_the_environment_names_the_name_server(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
+    with blocking.Producer("shop") as producer:
+        assert producer.send(Message("env", b"x")).status is SendStatus.SEND_OK
