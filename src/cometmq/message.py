@@ -74,6 +74,9 @@ class SendResult(msgspec.Struct, frozen=True):
     queue_offset: int
     transaction_id: str = ""
     recall_handle: str = ""
+    region: str = "DefaultRegion"
+    is_traced: bool = True
+    """False: the broker does not want it in the message trace (its traceOn)."""
 
 
 class NewMessage(msgspec.Struct, gc=False):

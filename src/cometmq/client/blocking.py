@@ -1,100 +1,33 @@
-"""The blocking clients: the same names and methods as the asyncio ones, for plain code.
+"""The blocking producers and the blocking push consumer, for plain code.
 
-Owns: the one background loop of the process, and handing calls to it. One rule: every method may be
-called from any thread except the loop's own; what the asyncio client would await is waited for here.
-
-A process that forks loses the loop's thread in the child; that is noticed and refused by name.
+Owns: handing calls to the background loop. One rule: the same names and methods as the asyncio
+clients; every one may be called from any thread, and what those await is waited for here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
+from cometmq.client import consumer as aio_consumer
 from cometmq.client import producer as aio_producer
 from cometmq.client import transaction as aio_transaction
+from cometmq.client.background import background, on_loop
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.selector import Selector
 from cometmq.client.sending import Sending
 from cometmq.client.transaction import Check, Work
+from cometmq.client.workers import Handler
 from cometmq.errors import UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendResult
 
-T = TypeVar("T")
-
-
-class BackgroundLoop:
-    """An event loop on a thread of its own, begun when it is first needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
-        self._thread_id = 0
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is not None and self._pid == os.getpid():
-            return loop
-        with self._lock:
-            if self._loop is not None and self._pid != os.getpid():
-                raise UsageError(
-                    f"this process ({os.getpid()}) was forked from {self._pid}, where CometMQ's "
-                    f"background loop runs; make clients after the fork, in the child, before any "
-                    f"in the parent, or start processes with 'spawn'"
-                )
-            if self._loop is None:
-                self._begin()
-            assert self._loop is not None
-            return self._loop
-
-    def _begin(self) -> None:
-        loop = asyncio.new_event_loop()
-        is_running = threading.Event()
-
-        def run() -> None:
-            self._thread_id = threading.get_ident()
-            loop.call_soon(is_running.set)
-            loop.run_forever()
-
-        threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
-        is_running.wait()
-        self._pid = os.getpid()
-        self._loop = loop
-
-    def check(self) -> asyncio.AbstractEventLoop:
-        """The loop; UsageError on its own thread, where waiting would wait for ever."""
-        loop = self.get()
-        if threading.get_ident() == self._thread_id:
-            raise UsageError(
-                "a blocking call inside CometMQ's background loop (an async handler or a callback) "
-                "would wait for ever; use the client of cometmq.aio there"
-            )
-        return loop
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop, wait for the result; an interrupt of the waiting cancels the work."""
-        try:
-            loop = self.check()
-        except UsageError:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-background = BackgroundLoop()
-"""The one of this process. Module state on purpose: threads and loops are the process's own."""
+SIGNAL_S = 0.5  # how late a signal may be noticed
 
 
 class Producer:
@@ -311,6 +244,97 @@ class TransactionProducer:
                 raise
         else:
             background.run(_leave(context, None))
+
+
+class Consumer:
+    """A member of a consumer group; see client.consumer.Consumer for the keywords.
+
+    >>> with Consumer("billing", namesrv="127.0.0.1:9876") as consumer:
+    ...     consumer.subscribe("orders", "paid || refunded", handle)
+    ...     consumer.run()
+
+    A handler takes one message (a list with batch=n). Returning acknowledges; raising, or returning
+    Later(...), asks for redelivery. Plain handlers run on threads, async ones on the background
+    loop.
+    """
+
+    def __init__(self, group: str, **keywords: Any) -> None:
+        self._inner = aio_consumer.Consumer(group, **keywords)
+
+    def __repr__(self) -> str:
+        return repr(self._inner).replace("<Consumer", "<blocking Consumer", 1)
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that this member has now."""
+        return self._inner.queues
+
+    @property
+    def stats(self) -> aio_consumer.Stats:
+        """Counts since the start."""
+        return self._inner.stats
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def subscribe(
+        self,
+        topic: str,
+        tags: str | Handler = "*",
+        handler: Handler | None = None,
+        *,
+        sql: str = "",
+    ) -> None:
+        """Have a topic's messages handled: all, those with `a || b` as their tag, or by SQL92."""
+        background.run(on_loop(lambda: self._inner.subscribe(topic, tags, handler, sql=sql)))
+
+    def unsubscribe(self, topic: str) -> None:
+        background.run(on_loop(lambda: self._inner.unsubscribe(topic)))
+
+    def start(self) -> None:
+        """Join the group and begin to consume, in the background."""
+        background.run(self._inner.start())
+
+    def run(self) -> None:
+        """Consume until `close` is called, or until Ctrl-C or SIGTERM; then close in good order."""
+        with _closing_on_sigterm(self._inner):
+            future = asyncio.run_coroutine_threadsafe(self._inner.run(), background.check())
+            try:
+                # In slices: a main thread that waits without end would not see a signal.
+                while True:
+                    with suppress(TimeoutError):
+                        return future.result(SIGNAL_S)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Let handlers at work end, store offsets, leave the group; others take over at once."""
+        background.run(self._inner.close())
+
+
+@contextmanager
+def _closing_on_sigterm(consumer: aio_consumer.Consumer) -> Iterator[None]:
+    """SIGTERM closes the consumer, unless the program handles it in its own way."""
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if not is_ours:
+        yield
+        return
+
+    def close(_number: int, _frame: object) -> None:
+        asyncio.run_coroutine_threadsafe(consumer.close(), background.get())
+
+    signal.signal(signal.SIGTERM, close)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 async def _enter(context: Any) -> SendResult:

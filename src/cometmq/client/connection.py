@@ -16,7 +16,7 @@ import hmac
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ log = logging.getLogger("cometmq.client")
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a pull of many large messages; beyond, the server is broken
 SWEEP_S = 0.05  # how exact a deadline is
 MAX_OPAQUE = 2**31 - 1
+CLOSE_ROUNDS = 100  # of a millisecond, for what was written to leave; then again for the rest
 
 
 class Waiter(Protocol):
@@ -126,6 +127,9 @@ class Connection(asyncio.Protocol):
 
     def ask_raw(self, opaque: int, data: bytes, waiter: Waiter) -> None:
         """Send a frame that was encoded with an id of `next_opaque`."""
+        if not self.is_open:  # gone between the connect and now
+            self._loop.call_soon(waiter.failed, self._lost("is closed", was_sent=False))
+            return
         self._waiters[opaque] = waiter
         if not self._out:
             self._loop.call_soon(self._flush)
@@ -176,6 +180,11 @@ class Connection(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close without waiting until what was written has left."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def _write(self, data: bytes) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
@@ -202,8 +211,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -274,14 +282,25 @@ class Connections:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[address] = task
-            task.add_done_callback(lambda _: self._dialling.pop(address, None))
+            task.add_done_callback(lambda task: self._dialled(address, task))
         try:
             return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if not task.cancelled() or (asker is not None and asker.cancelling()):
+                raise
+            # Not who asks was cancelled but the connecting, by our own close.
+            raise Unreachable(f"TCP connect to {address} given up: this client is closed") from None
         except Unreachable as error:
             if not advertised_by:
                 raise
             hint = f"{advertised_by} advertises that address (brokerIP1)"
             raise Unreachable(f"{error}; {hint}") from None
+
+    def _dialled(self, address: str, task: asyncio.Task[Connection]) -> None:
+        del self._dialling[address]
+        if not task.cancelled():
+            task.exception()  # who waited may be gone; then this is not worth a word
 
     async def _dial(self, address: str) -> Connection:
         host, _, port = address.rpartition(":")
@@ -301,17 +320,22 @@ class Connections:
                     **options,
                 )
         except TimeoutError:
-            text = f"TCP connect to {address} got no answer in {self._connect_timeout_ms} ms"
+            what = "TCP connect to" if self._tls is None else "TCP connect to, or TLS with,"
+            text = f"{what} {address} got no answer in {self._connect_timeout_ms} ms"
             raise Unreachable(text) from None
         except ConnectionRefusedError:
             raise Unreachable(f"TCP connect to {address} refused") from None
-        except ssl.SSLError as error:
-            raise Unreachable(f"TLS with {address} failed: {error}") from None
         except OSError as error:
-            raise Unreachable(f"TCP connect to {address} failed: {error}") from None
+            # Who hangs up in the middle of it does not speak TLS, or not with us.
+            is_hung_up = isinstance(error, (ConnectionResetError, ConnectionAbortedError))
+            is_tls = isinstance(error, ssl.SSLError) or (is_hung_up and self._tls is not None)
+            what = "TLS with" if is_tls else "TCP connect to"
+            raise Unreachable(f"{what} {address} failed: {error}") from None
         if self._is_closed:
-            connection.close()
+            connection.abort()
             raise Unreachable(f"TCP connect to {address} not used: this client is closed")
+        if not connection.is_open:  # `_forget` has been called already: it must not be kept
+            raise connection._lost("ended as soon as it was made", was_sent=False)
         self._open[address] = connection
         log.debug("connected address=%s", address)
         return connection
@@ -358,8 +382,12 @@ class Connections:
             task.cancel()
         for connection in list(self._open.values()):
             connection.close()
-        # Their ends are told by the loop; a round lets it, so that no socket is left behind.
-        for _ in range(100):
+        # Their ends are told by the loop; rounds let it, so that no socket is left behind. One
+        # whose other side reads no more would wait for ever to be rid of what was written.
+        for number in range(2 * CLOSE_ROUNDS):
             if not self._open and not self._dialling:
                 return
+            if number == CLOSE_ROUNDS:
+                for connection in list(self._open.values()):
+                    connection.abort()
             await asyncio.sleep(0.001)

@@ -11,9 +11,11 @@ every 2 minutes; a changed list counts at once.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 import os
 import random
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
@@ -99,8 +101,11 @@ class NameServers:
             with urllib.request.urlopen(self._url, timeout=HTTP_TIMEOUT_S) as answer:
                 raw: bytes = answer.read(MAX_LIST_BYTES)
                 return raw.decode("utf-8", "replace")
-        except OSError as error:
-            raise Unreachable(f"the address service {self._url} did not answer: {error}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it is the answer too, and holds the socket
+            said = f"{type(error).__name__}: {error}"
+            raise Unreachable(f"the address service {self._url} did not answer: {said}") from None
 
     def _take(self, text: str) -> None:
         try:

@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,6 +32,9 @@ from cometmq.wire import properties as props
 from cometmq.wire.codes import FLAG_ONEWAY, RequestCode
 from cometmq.wire.frame import Frame, reply_to
 
+if TYPE_CHECKING:
+    from cometmq.client.trace import Tracer
+
 log = logging.getLogger("cometmq.client")
 
 MAX_KNOWN_TOPICS = 10_000
@@ -48,7 +51,14 @@ class Producer:
     namespace, credentials, tls, ...).
     """
 
-    def __init__(self, group: str = "DEFAULT_PRODUCER", **keywords: Any) -> None:
+    def __init__(
+        self,
+        group: str = "DEFAULT_PRODUCER",
+        *,
+        trace: bool = False,
+        trace_topic: str = "RMQ_SYS_TRACE_TOPIC",
+        **keywords: Any,
+    ) -> None:
         outgoing.check_name(group, "producer group", outgoing.MAX_GROUP_CHARS)
         self.send_options, options = split_keywords(SendOptions, keywords)
         self.group = group
@@ -72,6 +82,12 @@ class Producer:
         self.on_sent: list[Callable[[Sending, SendResult | Exception], None]] = []
         """Called with every send that has ended, and what it came to; for tracing."""
         self._requests: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        self.tracer: Tracer | None = None
+        if trace:
+            from cometmq.client.trace import Tracer  # it has a producer of its own
+
+            self.tracer = Tracer(self.session, topic=trace_topic)
+            self.tracer.watch_producer(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.session.is_closed else "open" if self.session.is_started else "new"
@@ -90,6 +106,8 @@ class Producer:
         if self.session.is_started:
             await self.flush()
         await self.session.close()
+        if self.tracer is not None:
+            await self.tracer.close()
 
     async def flush(self) -> None:
         """Wait until every send that was begun has ended."""

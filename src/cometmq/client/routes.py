@@ -150,8 +150,13 @@ class Routes:
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask(topic, create_queues))
             self._asking[topic] = task
-            task.add_done_callback(lambda _: self._asking.pop(topic, None))
+            task.add_done_callback(lambda task: self._asked(topic, task))
         return await asyncio.shield(task)
+
+    def _asked(self, topic: str, task: asyncio.Task[Route]) -> None:
+        del self._asking[topic]
+        if not task.cancelled():
+            task.exception()  # who waited may have given up before; then nobody wants to know
 
     async def refresh(self, topic: str) -> None:
         """Ask again for a topic that is known; NoRoute if it is gone."""
@@ -179,7 +184,7 @@ class Routes:
         else:
             self._templates.discard(topic)
         former = self._routes.get(topic)
-        if former != route and len(self._routes) < MAX_TOPICS:
+        if former != route and (former is not None or len(self._routes) < MAX_TOPICS):
             self._routes[topic] = route
             log.info(
                 "route topic=%s queues=%d brokers=%s",

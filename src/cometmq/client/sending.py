@@ -347,6 +347,8 @@ class Sending:
                 int(ext["queueOffset"]),
                 ext.get("transactionId") or "",
                 ext.get("recallHandle") or "",
+                ext.get("MSG_REGION") or "DefaultRegion",
+                ext.get("TRACE_ON") != "false",
             )
         except (KeyError, ValueError) as error:
             self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))

@@ -40,6 +40,13 @@ T = TypeVar("T")
 ROUTES_S = 30.0
 HEARTBEAT_S = 30.0
 HEARTBEAT_TIMEOUT_MS = 3_000
+SYSTEM_NAMES = frozenset(
+    "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC "
+    "OFFSET_MOVED_EVENT DEFAULT_PRODUCER DEFAULT_CONSUMER TOOLS_CONSUMER FILTERSRV_CONSUMER "
+    "__MONITOR_CONSUMER CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP "
+    "CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER CID_ONSAPI_PULL".split()
+)
+"""Topics and groups of the system: they are the same in every namespace."""
 INNER_GROUP = "CLIENT_INNER_PRODUCER"  # every Java client registers it; replies come through it
 
 Answer = Callable[[Connection, Frame], Awaitable[Frame | None] | Frame | None]
@@ -149,6 +156,7 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beat_wanted = asyncio.Event()
         self._beaten: set[str] = set()
+        self._beat_troubles: dict[str, str] = {}
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -158,7 +166,13 @@ class Session:
         if self.is_started:
             return
         self.is_started = True
-        await self.names.start()
+        try:
+            await self.names.start()
+        except BaseException:
+            self.is_started = False  # it may be tried again
+            raise
+        if self.is_closed:
+            raise UsageError("this client was closed while it started")
         self.spawn(self.names.follow())
         self.spawn(self._keep_routes())
         self.spawn(self._keep_heartbeat())
@@ -192,7 +206,9 @@ class Session:
     def wrap(self, name: str) -> str:
         """A topic or group as it is called on the wire, within this client's namespace."""
         space = self.options.namespace
-        if not space or name.startswith((f"{space}%", "rmq_sys_", "RMQ_SYS_")) or name == "TBW102":
+        if not space or name in SYSTEM_NAMES:
+            return name
+        if name.startswith((f"{space}%", "rmq_sys_", "RMQ_SYS_", "CID_RMQ_SYS_")):
             return name
         for prefix in ("%RETRY%", "%DLQ%"):
             if name.startswith(prefix):
@@ -208,7 +224,10 @@ class Session:
 
     async def leader(self, broker: str, topic: str) -> str:
         """A leader's address; asks for the topic's route anew if none is known."""
-        address = self.routes.leader_of(broker)
+        route = self.routes.get(topic)
+        address = None if route is None else route.leader_of(broker)
+        if address is None:
+            address = self.routes.leader_of(broker)
         if address is None:
             await self.routes.refresh(topic)
             address = self.routes.leader_of(broker)
@@ -276,13 +295,18 @@ class Session:
                 advertised_by=broker,
             )
             self._beaten.add(address)
+            self._beat_troubles.pop(address, None)
         except CometError as error:
-            log.warning("heartbeat_failed broker=%s reason=%s", broker, error)
+            if self._beat_troubles.get(address) != str(error):  # told once, not twice a minute
+                self._beat_troubles[address] = str(error)
+                log.warning("heartbeat_failed broker=%s reason=%s", broker, error)
 
     async def _keep_heartbeat(self) -> None:
         while True:
+            # Not wait_for: up to Python 3.11 it may swallow a cancellation.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._beat_wanted.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._beat_wanted.wait()
             self._beat_wanted.clear()
             await self.beat()
 

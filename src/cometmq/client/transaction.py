@@ -45,6 +45,7 @@ class Outcome(Enum):
 
 Check = Callable[[ReceivedMessage], Outcome | Awaitable[Outcome]]
 Work = Callable[[Message], Outcome | Awaitable[Outcome | None] | None]
+EndedHook = Callable[[Message | ReceivedMessage, headers.EndTransactionHeader, str], None]
 
 
 class TransactionProducer:
@@ -62,6 +63,10 @@ class TransactionProducer:
         self.producer = Producer(group, **keywords)
         self._check = check
         self._checking = 0
+        self.on_ended: list[EndedHook] = []
+        """Called with (message, what a broker was told, its address); for tracing."""
+        if self.producer.tracer is not None:
+            self.producer.tracer.watch_transactions(self)
         session = self.producer.session
         session.answers[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
 
@@ -118,7 +123,7 @@ class TransactionProducer:
         )
         sent = await producer.finished(sending)
         if sent.status is not SendStatus.SEND_OK:
-            await self._end(sent, Outcome.ROLLBACK)
+            await self._end(message, sent, Outcome.ROLLBACK)
             raise SendFailed(
                 f"the half message was stored with {sent.status.value} only, so it was rolled back",
                 [f"{sent.queue.broker}: {sent.status.value}"],
@@ -128,16 +133,16 @@ class TransactionProducer:
         try:
             yield sent
         except _Ended as ended:
-            await self._end(sent, ended.outcome)
+            await self._end(message, sent, ended.outcome)
         except asyncio.CancelledError:
             raise  # nobody knows how far the work came: check-back finds out
         except BaseException:
-            await self._end(sent, Outcome.ROLLBACK)
+            await self._end(message, sent, Outcome.ROLLBACK)
             raise
         else:
-            await self._end(sent, Outcome.COMMIT)
+            await self._end(message, sent, Outcome.COMMIT)
 
-    async def _end(self, sent: SendResult, outcome: Outcome) -> None:
+    async def _end(self, message: Message, sent: SendResult, outcome: Outcome) -> None:
         _, _, log_offset = parse_offset_id(sent.offset_id)
         header = headers.EndTransactionHeader(
             producerGroup=self.producer.wire_group,
@@ -155,7 +160,20 @@ class TransactionProducer:
         except Exception as error:
             log.warning("end_not_told outcome=%s reason=%s action=check-back", outcome, error)
             return
+        self._tell(connection, message, header)
+
+    def _tell(
+        self,
+        connection: Connection,
+        message: Message | ReceivedMessage,
+        header: headers.EndTransactionHeader,
+    ) -> None:
         connection.oneway(RequestCode.END_TRANSACTION, headers.to_ext(header))
+        for hook in self.on_ended:
+            try:
+                hook(message, header, connection.address)
+            except Exception:
+                log.exception("on_ended_failed")
 
     # ---------------------------------------------------------------------------------- check-back
 
@@ -195,7 +213,7 @@ class TransactionProducer:
                 fromTransactionCheck=True,
                 topic=header.topic,
             )
-            connection.oneway(RequestCode.END_TRANSACTION, headers.to_ext(answer))
+            self._tell(connection, message, answer)
         finally:
             self._checking -= 1
 

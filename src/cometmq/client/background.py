@@ -1,0 +1,92 @@
+"""The one background loop of the process, on which the blocking clients run.
+
+Owns: a thread with an event loop, begun when it is first needed. One rule: whoever waits for the
+loop is never on its own thread.
+
+A process that forks loses the thread in the child; that is noticed and refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from cometmq.errors import UsageError
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop on a thread of its own, begun when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+        self._thread_id = 0
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            return loop
+        with self._lock:
+            if self._loop is not None and self._pid != os.getpid():
+                raise UsageError(
+                    f"this process ({os.getpid()}) was forked from {self._pid}, where CometMQ's "
+                    f"background loop runs; make clients after the fork, in the child, before any "
+                    f"in the parent, or start processes with 'spawn'"
+                )
+            if self._loop is None:
+                self._begin()
+            assert self._loop is not None
+            return self._loop
+
+    def _begin(self) -> None:
+        loop = asyncio.new_event_loop()
+        is_running = threading.Event()
+
+        def run() -> None:
+            self._thread_id = threading.get_ident()
+            loop.call_soon(is_running.set)
+            loop.run_forever()
+
+        threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
+        is_running.wait()
+        self._pid = os.getpid()
+        self._loop = loop
+
+    def check(self) -> asyncio.AbstractEventLoop:
+        """The loop; UsageError on its own thread, where waiting would wait for ever."""
+        loop = self.get()
+        if threading.get_ident() == self._thread_id:
+            raise UsageError(
+                "a blocking call inside CometMQ's background loop (an async handler or a callback) "
+                "would wait for ever; use the client of cometmq.aio there"
+            )
+        return loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, wait for the result; an interrupt of the waiting cancels the work."""
+        try:
+            loop = self.check()
+        except UsageError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+background = BackgroundLoop()
+"""The one of this process. Module state on purpose: threads and loops are the process's own."""
+
+
+async def on_loop(act: Callable[[], T]) -> T:
+    """A plain call, made on the loop's thread."""
+    return act()
