@@ -256,11 +256,13 @@ class Connections:
         credentials: Credentials | None = None,
         connect_timeout_ms: int = 3_000,
         on_request: Callable[[Connection, Frame], None] = lambda connection, frame: None,
+        on_connected: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._tls = tls
         self._credentials = credentials
         self._connect_timeout_ms = connect_timeout_ms
         self._on_request = on_request
+        self._on_connected = on_connected
         self._open: dict[str, Connection] = {}
         self._dialling: dict[str, asyncio.Task[Connection]] = {}
         self._is_closed = False
@@ -338,6 +340,7 @@ class Connections:
             raise connection._lost("ended as soon as it was made", was_sent=False)
         self._open[address] = connection
         log.debug("connected address=%s", address)
+        self._on_connected(address)
         return connection
 
     def _forget(self, connection: Connection) -> None:

@@ -508,7 +508,9 @@ class Consumer:
         self._work_line(owned)
 
     def _work_line(self, owned: PulledQueue) -> None:
-        if owned.is_in_hand or owned.is_dropped or not owned.line or self._is_closing:
+        if owned.is_in_hand or owned.is_suspended or owned.is_dropped:
+            return
+        if not owned.line or self._is_closing:
             return
         if not owned.is_lock_alive:
             asyncio.get_running_loop().call_later(1.0, self._work_line, owned)

@@ -226,7 +226,7 @@ class Producer:
             ids[0],
             SEND_BATCH,
             False,
-            self._wire_queue(queue),
+            self._wire_queue(queue, topic),
             None,
             self._timeout(timeout_ms),
             None,
@@ -289,7 +289,7 @@ class Producer:
             unique_id,
             SEND,
             is_async,
-            None if queue is None else self._wire_queue(queue),
+            None if queue is None else self._wire_queue(queue, topic),
             selector,
             options.send_timeout_ms if timeout_ms is None else self._timeout(timeout_ms),
             future,
@@ -311,13 +311,18 @@ class Producer:
         self.under_way -= 1
         if self.on_ended is not None:
             self.on_ended()
+        if self._room:
+            self._tell_of_room()
+        if not self.under_way:
+            self._all_done.set()
+
+    def _tell_of_room(self) -> None:
+        """Wake the first of those that wait, if there is room."""
         while self._room and self.under_way < self.send_options.window:
             waiting = self._room.popleft()
             if not waiting.done():
                 waiting.set_result(None)
                 break
-        if not self.under_way:
-            self._all_done.set()
 
     def tell(self, sending: Sending, outcome: SendResult | Exception) -> None:
         for hook in self.on_sent:
@@ -333,8 +338,11 @@ class Producer:
             try:
                 await waiting
             except asyncio.CancelledError:
-                with suppress(ValueError):
-                    self._room.remove(waiting)
+                if waiting.cancelled():
+                    with suppress(ValueError):
+                        self._room.remove(waiting)
+                else:  # it had been told of room that it does not take
+                    self._tell_of_room()
                 raise
 
     # ------------------------------------------------------------------------------ names, queues
@@ -348,10 +356,12 @@ class Producer:
             self._checked.add(topic)
         return self.session.wrap(topic)
 
-    def _wire_queue(self, queue: MessageQueue | None) -> MessageQueue | None:
+    def _wire_queue(self, queue: MessageQueue | None, topic: str) -> MessageQueue | None:
         if queue is None:
             return None
-        return MessageQueue(self.session.wrap(queue.topic), queue.broker, queue.queue_id)
+        if self.session.wrap(queue.topic) != topic:
+            raise UsageError(f"{queue} is a queue of another topic than the message's {topic!r}")
+        return MessageQueue(topic, queue.broker, queue.queue_id)
 
     def _timeout(self, timeout_ms: int | None) -> int:
         value = self.send_options.send_timeout_ms if timeout_ms is None else timeout_ms

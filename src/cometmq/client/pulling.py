@@ -19,9 +19,9 @@ from cometmq.client.in_flight import FlowLimits, InFlight
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.routes import LEADER
 from cometmq.client.session import Session
+from cometmq.client.tags import WantedTags
 from cometmq.errors import CometError, NoRoute, RequestRefused
 from cometmq.message import MessageQueue
-from cometmq.wire import properties
 from cometmq.wire.bodies import Subscription
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 from cometmq.wire.frame import Frame
@@ -162,7 +162,7 @@ class PulledQueue:
         self._fields["subVersion"] = str(subscription.subVersion)
         self._fields["expressionType"] = subscription.expressionType
         is_tagged = subscription.expressionType == "TAG"
-        self._tags = frozenset(subscription.tagsSet) if is_tagged else frozenset()
+        self._tags = WantedTags(subscription.tagsSet if is_tagged else ())
 
     @property
     def is_lock_alive(self) -> bool:
@@ -310,12 +310,9 @@ class PulledQueue:
 
     def _take(self, messages: list[ReceivedMessage], next_offset: int) -> None:
         self.last_pull_ms = self._rules.session.now_ms()
-        tags = self._tags
-        if tags:  # the broker compares hashes of tags, and two tags may have the same
-            came = len(messages)
-            name, get = properties.TAGS, properties.get
-            messages = [one for one in messages if get(one.properties_text, name) in tags]
-            self._rules.filtered += came - len(messages)
+        came = len(messages)
+        messages = self._tags.pick(messages)
+        self._rules.filtered += came - len(messages)
         fresh = self.window.add(messages)
         self.window.advance_to(next_offset)
         if fresh:

@@ -18,10 +18,10 @@ import msgspec
 
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.session import Session
+from cometmq.client.tags import WantedTags
 from cometmq.errors import ConnectionLost, NoRoute, RequestRefused, UsageError
 from cometmq.message import MessageQueue
 from cometmq.wire import bodies, headers
-from cometmq.wire import properties as props
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 
 ALL = "*"
@@ -87,11 +87,8 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
     def pick(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Brokers compare hashes of tags; two tags with one hash are told apart here."""
-        wanted = self.tags
-        if not wanted:
-            return messages
-        return [one for one in messages if props.get(one.properties_text, props.TAGS) in wanted]
+        """Without what came only because its tag has the same hash."""
+        return WantedTags(self.tags).pick(messages) if self.tags else messages
 
 
 @lru_cache(maxsize=256)

@@ -170,7 +170,8 @@ class Sending:
                     self.topic, create_queues=producer.send_options.default_queues
                 )
         except TimeoutError:
-            self._failed_once("name servers", RequestTimeout("no route in time"), sent=False)
+            late = RequestTimeout(f"no route from {producer.session.names} in time")
+            self._failed_once("name servers", late, sent=False)
         except (ConnectionLost, RequestRefused) as error:
             # A name server that is away is not the message's fault: as long as there is time.
             if self.producer.loop.time() + 0.2 < self.ends and isinstance(error, ConnectionLost):
