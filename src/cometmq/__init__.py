@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cometmq.client.blocking import Consumer, Producer, TransactionProducer
     from cometmq.client.blocking_admin import Admin
     from cometmq.client.blocking_pull import PullConsumer, SimpleConsumer
+    from cometmq.client.compression import Compression
     from cometmq.client.connection import Credentials
     from cometmq.client.handling import Later
     from cometmq.client.outgoing import split_batch
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Admin": "client.blocking_admin",
+    "Compression": "client.compression",
     "Consumer": "client.blocking",
     "Credentials": "client.connection",
     "Later": "client.handling",
@@ -52,6 +54,7 @@ _HOMES = {
 __all__ = [
     "Admin",
     "CometError",
+    "Compression",
     "Consumer",
     "Credentials",
     "Later",

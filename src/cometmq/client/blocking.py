@@ -139,6 +139,10 @@ class Producer:
         """Answer a message that was sent with `request`."""
         return background.run(self._inner.reply(request, body))
 
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """Take back a timed message that was not delivered yet; returns its message id."""
+        return background.run(self._inner.recall(topic, recall_handle))
+
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic can be sent to."""
         return background.run(self._inner.queues(topic))

@@ -305,6 +305,8 @@ class Consumer:
         await self._check_sql()
         await session.beat()  # membership first: then nobody's first pull comes too early
         await self._rebalance.round()
+        if self._is_closing:  # what is begun now, nobody would end
+            raise UsageError("this consumer was closed while it started")
         session.spawn(self._rebalance.follow())
         session.spawn(self._store_offsets())
         if self.is_ordered and not self.is_broadcasting:
@@ -513,7 +515,7 @@ class Consumer:
         if not owned.line or self._is_closing:
             return
         if not owned.is_lock_alive:
-            asyncio.get_running_loop().call_later(1.0, self._work_line, owned)
+            self.session.later(1.0, self._work_line, owned)
             return
         owned.line_topic = owned.line[0].topic
         found = self._topics.get(self.session.wrap(owned.line_topic))

@@ -69,6 +69,7 @@ RESERVED = frozenset(
 )
 """Names that a user's property may not have: the system would read them as its own."""
 
+_SEND = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _BATCH_HEAD = struct.Struct(">iiiii")
 _OWN_FIELD = {
@@ -163,21 +164,31 @@ def _clean(text: str, what: str) -> str:
 class SendTemplate:
     """The frame of a send to one topic, with holes for what differs from message to message."""
 
-    __slots__ = ("_head",)
+    __slots__ = ("_fields", "_head", "_tail")
 
     def __init__(self, group: str, topic: str, default_queues: int) -> None:
         encode = msgspec.json.encode
-        fields = b'{"code":%%d,"extFields":{"a":%s,"b":%s,"c":"TBW102","d":"%d",' % (
+        # What comes from names is doubled (%%), so that the templates can be filled with %.
+        self._fields = b'"extFields":{"a":%s,"b":%s,"c":"TBW102","d":"%d",' % (
             _safe(encode(group)),
             _safe(encode(topic)),
             default_queues,
         )
-        tail = (
+        self._tail = (
             b'},"flag":%%d,"language":"%s","opaque":%%d,"serializeTypeCurrentRPC":"JSON",'
             b'"version":%d}' % (LANGUAGES[PYTHON].encode(), Version.OURS)
         )
         middle = b'"e":"%d","f":"%d","g":"%d","h":"%d","k":"false","m":"%b","i":%b,"j":"%d"%b'
-        self._head = fields + middle + tail
+        self._head = b'{"code":%d,' + self._fields + middle + self._tail
+
+    def plain(self, queue_id: int) -> bytes:
+        """The header of an ordinary send to one queue, to be filled with (born ms, properties,
+        opaque) by %."""
+        middle = (
+            b'"e":"%d","f":"0","g":"%%d","h":"0","k":"false","m":"false","i":%%b,"j":"0"' % queue_id
+        )
+        tail = self._tail.replace(b'"flag":%d', b'"flag":0', 1)
+        return b'{"code":%d,' % _SEND + self._fields + middle + tail
 
     def frame(
         self,

@@ -7,6 +7,7 @@ rule: at most `window` sends are under way; who wants more waits, or is told.
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import uuid
 from collections import deque
@@ -22,8 +23,9 @@ from cometmq.client.connection import Connection
 from cometmq.client.latency import BrokerHealth
 from cometmq.client.outgoing import SendTemplate
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.routes import Route
 from cometmq.client.selector import RoundRobin, Selector, hash_of
-from cometmq.client.sending import SEND, SEND_BATCH, Sending, SendOptions, Settled
+from cometmq.client.sending import SEND, SEND_BATCH, Lane, Sending, SendOptions, Settled
 from cometmq.client.session import Options, Session
 from cometmq.errors import CometError, NoRoute, RequestTimeout, UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendResult
@@ -71,6 +73,7 @@ class Producer:
         self.is_signed = self.session.connections.is_signed
         self._templates: dict[str, SendTemplate] = {}
         self._turns: dict[str, RoundRobin] = {}
+        self.lanes: dict[str, Lane] = {}
         self._checked: set[str] = set()
         self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None
         self.is_observing = self._health is not None
@@ -369,6 +372,23 @@ class Producer:
             raise UsageError(f"timeout_ms {value} must be above 0")
         return value
 
+    def open_lane(self, route: Route, used: MessageQueue) -> None:
+        """Let the next ordinary sends to a topic take the short way, from the queue after `used`
+        on; not where each must be signed, nor where brokers are chosen by their health."""
+        if self.is_signed or self._health is not None:
+            return
+        template = self.template(route.topic)
+        ways: list[tuple[MessageQueue, bytes, Connection]] = []
+        for queue in route.to_send:
+            address = route.leader_of(queue.broker)
+            connection = self.session.connections.known(address) if address else None
+            if connection is None:
+                return
+            ways.append((queue, template.plain(queue.queue_id), connection))
+        if len(self.lanes) >= MAX_KNOWN_TOPICS:
+            self.lanes.clear()
+        self.lanes[route.topic] = Lane(route, ways, route.to_send.index(used))
+
     def template(self, topic: str) -> SendTemplate:
         found = self._templates.get(topic)
         if found is None:
@@ -471,6 +491,27 @@ class Producer:
         sending.code = RequestCode.SEND_REPLY_MESSAGE_V2
         return await self.finished(sending)
 
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Take back a timed message that was not delivered yet (SendResult.recall_handle); returns
+        its message id. RequestRefused if it is too late, or if the broker does not do that."""
+        if not recall_handle:
+            raise UsageError("no recall_handle: only timed messages have one, on brokers that can")
+        broker = broker_of_handle(recall_handle)
+        wire_topic = self.wire_topic(topic)
+        await self.session.routes.need(wire_topic)
+        answer = await self.session.call(
+            broker,
+            wire_topic,
+            RequestCode.RECALL_MESSAGE,
+            {
+                "producerGroup": self.wire_group,
+                "topic": wire_topic,
+                "recallHandle": recall_handle,
+                "bname": broker,
+            },
+        )
+        return answer.ext.get("msgId", "")
+
     def _replied(self, connection: Connection, frame: Frame) -> Frame:
         header = headers.parse(headers.PushReplyHeader, frame.ext)
         text = header.properties or ""
@@ -503,6 +544,17 @@ def reply_message(header: headers.PushReplyHeader, body: bytes) -> ReceivedMessa
         0,
         len(body),
     )
+
+
+def broker_of_handle(handle: str) -> str:
+    """Which broker a recall handle belongs to: base64 of `v1 topic broker time unique-key`."""
+    try:
+        parts = base64.urlsafe_b64decode(handle).decode().split(" ")
+    except ValueError:
+        parts = []
+    if len(parts) != 5 or parts[0] != "v1":
+        raise UsageError(f"{handle[:60]!r} is not a recall handle")
+    return parts[2]
 
 
 def split_keywords(

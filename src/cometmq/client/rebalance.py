@@ -33,6 +33,7 @@ ROUND_S = 20.0
 LEAST_S = 1.0
 OPEN_MOST_S = 8.0  # between rounds while something stays open, e.g. a topic that does not exist
 LOCK_S = 20.0
+UNLOCK_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 LOCK_TIMEOUT_MS = 1_000
 MOVE_WAIT_S = 10.0  # for handlers at work before an offset is set elsewhere
 
@@ -342,20 +343,32 @@ class Rebalance:
         return granted, refused
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        for broker, some in _by_broker(queues).items():
-            try:
-                await self._session.call(
-                    broker,
-                    some[0].topic,
-                    RequestCode.UNLOCK_BATCH_MQ,
-                    {},
-                    self._lock_body(some),
-                    timeout_ms=LOCK_TIMEOUT_MS,
-                )
-            except CometError as error:
-                log.warning(
-                    "unlock_failed group=%s broker=%s reason=%s", self._group, broker, error
-                )
+        """Let others have these queues. Tried again: a lock that stays holds them up for a minute.
+        A queue that has become ours again meanwhile is left alone."""
+        left = _by_broker(queues)
+        for pause_s in (*UNLOCK_PAUSES_S, None):
+            for broker, some in list(left.items()):
+                some = [queue for queue in some if queue not in self.owned or self._is_stopped]
+                if not some or await self._unlock_at(broker, some):
+                    del left[broker]
+            if not left or pause_s is None:
+                return
+            await asyncio.sleep(pause_s)
+
+    async def _unlock_at(self, broker: str, queues: Sequence[MessageQueue]) -> bool:
+        try:
+            await self._session.call(
+                broker,
+                queues[0].topic,
+                RequestCode.UNLOCK_BATCH_MQ,
+                {},
+                self._lock_body(queues),
+                timeout_ms=LOCK_TIMEOUT_MS,
+            )
+        except CometError as error:
+            log.warning("unlock_failed group=%s broker=%s reason=%s", self._group, broker, error)
+            return False
+        return True
 
     def _lock_body(self, queues: Sequence[MessageQueue]) -> bytes:
         return fastjson.dumps(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -58,6 +59,27 @@ _encode_text = msgspec.json.encode
 _OK = int(ResponseCode.SUCCESS)
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
+_LENGTHS = struct.Struct(">ii").pack
+
+
+class Lane:
+    """The short way of a topic all of whose brokers are connected: for each queue its header and
+    its connection. It serves for as long as its route does."""
+
+    __slots__ = ("_count", "_turn", "_ways", "route")
+
+    def __init__(
+        self, route: Route, ways: list[tuple[MessageQueue, bytes, Connection]], turn: int
+    ) -> None:
+        self.route = route
+        self._ways = ways
+        self._count = len(ways)
+        self._turn = turn
+
+    def next(self) -> tuple[MessageQueue, bytes, Connection]:
+        """In turn, as RoundRobin; on the loop's thread alone."""
+        self._turn = turn = self._turn + 1
+        return self._ways[turn % self._count]
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +124,7 @@ class Sending:
         "is_async",
         "is_free",
         "is_maybe_stored",
+        "is_plain",
         "last_code",
         "producer",
         "properties",
@@ -142,6 +165,7 @@ class Sending:
         self.queue = queue
         self.select = select
         self.is_free = queue is None and select is None  # to go to any queue, and another next time
+        self.is_plain = self.is_free and code == SEND and not (flag or sys_flag)
         self.reconsume_times: tuple[int, int] | None = None
         """Of a message that a consumer sends back itself: how often, and how often at most."""
         loop = producer.loop
@@ -156,7 +180,20 @@ class Sending:
     # ------------------------------------------------------------------------------- one attempt
 
     def launch(self) -> None:
-        route = self.producer.session.routes.get(self.topic)
+        producer = self.producer
+        route = producer.session.routes.get(self.topic)
+        lane = producer.lanes.get(self.topic) if self.is_plain and self.attempts is None else None
+        if lane is not None and lane.route is route:
+            queue, header, connection = lane.next()
+            if connection.is_open:
+                self.queue = queue
+                self.broker = queue.broker
+                opaque = connection.next_opaque()
+                head = header % (producer.session.now_ms(), self.properties, opaque)
+                size, body = len(head), self.body
+                data = _LENGTHS(4 + size + len(body), size) + head + body
+                connection.ask_raw(opaque, data, self)
+                return
         if route is not None and route.to_send:
             self._to(route)
         else:
@@ -204,6 +241,8 @@ class Sending:
         connection = producer.session.connections.known(address)
         if connection is not None and connection.is_open:
             self._write(connection)
+            if self.is_plain:
+                producer.open_lane(route, queue)
         else:
             producer.session.spawn(self._dial(address))
 
@@ -340,11 +379,14 @@ class Sending:
         queue = self.queue
         assert queue is not None
         try:
+            queue_id = int(ext["queueId"])
+            if queue_id != queue.queue_id:  # the broker chose
+                queue = MessageQueue(self.topic, queue.broker, queue_id)
             result = SendResult(
                 status,
                 self.batch_ids or self.unique_id,
                 ext["msgId"],
-                MessageQueue(self.topic, queue.broker, int(ext["queueId"])),
+                queue,
                 int(ext["queueOffset"]),
                 ext.get("transactionId") or "",
                 ext.get("recallHandle") or "",

@@ -5,7 +5,7 @@ keep routes and membership true, and who answers a server's requests. One rule: 
 a server before `start`, and after `close` no task, socket or timer is left.
 
     name servers asked for routes      every 30 s
-    heartbeat to every broker known    every 30 s, and at once after a change
+    heartbeat to every broker known    every 30 s, at once after a change or a reconnect
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Session:
             credentials=options.credentials,
             connect_timeout_ms=options.connect_timeout_ms,
             on_request=self._requested,
+            on_connected=self._connected,
         )
         self.names = NameServers(
             self.connections, options.namesrv, rng=self.rng, timeout_ms=options.timeout_ms
@@ -154,6 +155,7 @@ class Session:
         self.is_started = False
         self.is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
         self._beat_wanted = asyncio.Event()
         self._beaten: set[str] = set()
         self._beat_troubles: dict[str, str] = {}
@@ -182,6 +184,9 @@ class Session:
         if self.is_closed:
             return
         self.is_closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -195,6 +200,17 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._spawned_ended)
         return task
+
+    def later(self, seconds: float, act: Callable[..., object], *arguments: object) -> None:
+        """Call it in a while, unless this session has closed by then."""
+
+        def go() -> None:
+            self._timers.discard(timer)
+            act(*arguments)
+
+        if not self.is_closed:
+            timer = asyncio.get_running_loop().call_later(seconds, go)
+            self._timers.add(timer)
 
     def _spawned_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -300,6 +316,12 @@ class Session:
             if self._beat_troubles.get(address) != str(error):  # told once, not twice a minute
                 self._beat_troubles[address] = str(error)
                 log.warning("heartbeat_failed broker=%s reason=%s", broker, error)
+
+    def _connected(self, address: str) -> None:
+        """A broker forgets its members with their connections, and serves the pulls of one that it
+        forgot; without a word from us the others would take our queues while we read on."""
+        if address in self._beaten or address in self._beat_troubles:
+            self.beat_soon()
 
     async def _keep_heartbeat(self) -> None:
         while True:

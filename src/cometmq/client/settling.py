@@ -224,7 +224,7 @@ class Settling:
             self._session.spawn(self._give_up(owned, tired, delay_ms))
             return
         delay_ms = min(max(delay_ms, SUSPEND_LEAST_MS), SUSPEND_MOST_MS)
-        asyncio.get_running_loop().call_later(delay_ms / 1e3, self._resume, owned)
+        self._session.later(delay_ms / 1e3, self._resume, owned)
 
     async def _give_up(
         self, owned: PulledQueue, messages: list[ReceivedMessage], delay_ms: int
@@ -287,8 +287,7 @@ class Settling:
     def _hand_again(self, owned: PulledQueue, messages: list[ReceivedMessage]) -> None:
         """To the handler once more, in a while; until then it holds the offset back."""
         self.stats.handed_again += len(messages)
-        loop = asyncio.get_running_loop()
-        loop.call_later(HAND_AGAIN_S, self._hand_out_again, owned, messages)
+        self._session.later(HAND_AGAIN_S, self._hand_out_again, owned, messages)
 
     def _hand_out_again(self, owned: PulledQueue, messages: list[ReceivedMessage]) -> None:
         if not owned.is_dropped:
@@ -330,5 +329,8 @@ class Settling:
             if is_back:
                 self.stats.timed_out += 1
                 owned.window.finish([one.queue_offset])
-            else:
+            elif one.queue_offset in owned.given_up:
                 owned.given_up.discard(one.queue_offset)
+            elif one.queue_offset in owned.window:
+                # Its handler has failed meanwhile, and left to us what becomes of the message.
+                self._hand_again(owned, [one])
