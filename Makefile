@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers docs lock clean
+.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers bench-client docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -46,7 +46,7 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 	$(PY) -m pytest -q tests/house tests/unit tests/property
 
 interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways
-	$(PY) -m pytest -q tests/interop $(ARGS)
+	$(PY) -m pytest -q -m interop tests/interop $(ARGS)
 
 crash: $(STAMP) ## kill -9 under load, 200 times over all points and both flush modes (KILLS=n)
 	COMETMQ_KILLS=$${KILLS:-200} $(PY) -m pytest -q tests/crash $(ARGS)
@@ -69,6 +69,9 @@ bench-growth: $(STAMP) ## does a message cost more as things grow? ARGS=--quick
 
 bench-peers: $(STAMP) ## beside Apache RocketMQ, Redis Streams and NATS JetStream
 	$(PY) benchmarks/peers.py $(ARGS)
+
+bench-client: $(STAMP) ## our client beside the official Java client, on one CometMQ broker
+	$(PY) benchmarks/client.py $(ARGS)
 
 docs: $(STAMP) ## make the generated pages in docs/ anew
 	$(PY) docs/make_docs.py

@@ -1,41 +1,51 @@
-"""The demo: an embedded server, messages in, messages out, told step by step.
+"""The demo: a server, a shop that sends orders, two workers that bill them, told step by step.
 
-Starts `cometmq up` on free ports with a temporary store, sends and receives with the smallest
-client there is, stops the server and leaves nothing behind. Exit code 0 if all of it worked.
+Starts `cometmq up` on free ports with a temporary store and two workers as processes of their own,
+kills one of them in the middle, and ends with a table. Leaves nothing behind. Exit code 0 if every
+order was billed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
-from cometmq.client.remote import Remote
-from cometmq.wire import headers, properties, record
-from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
+from cometmq import Admin, Consumer, Message, Outcome, Producer, TransactionProducer
+from cometmq.client.received import ReceivedMessage
+from cometmq.errors import SendFailed
 
-TOPIC = "demo-orders"
-GROUP = "demo-billing"
+TOPIC = "orders"
+GROUP = "billing"
+FIRST, SECOND = 60, 60  # orders before and after one worker dies
+WAIT_S = 40.0
 
 
 def say(text: str) -> None:
     print(f"  {text}", flush=True)
 
 
+def step(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+# ------------------------------------------------------------------------------------- processes
+
+
 @contextlib.contextmanager
-def server(folder: str) -> Iterator[dict[str, str]]:
-    """`cometmq up` as a child process; yields the places that its ready line names."""
+def server(folder: str) -> Iterator[str]:
+    """`cometmq up` as a child process; yields the name server's address."""
     began = time.monotonic()
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "cometmq", "up", "--namesrv-port", "0", "--broker-port", "0"),
-            *("--store", folder, "--log-level", "WARNING"),
+            *("--store", folder, "--log-level", "ERROR"),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -46,7 +56,7 @@ def server(folder: str) -> Iterator[dict[str, str]]:
         if not line.startswith("ready "):
             raise SystemExit(f"the server did not start: {line!r}")
         say(f"{line}   ({(time.monotonic() - began) * 1000:.0f} ms)")
-        yield dict(part.split("=", 1) for part in line.split()[1:])
+        yield dict(part.split("=", 1) for part in line.split()[1:])["namesrv"]
     finally:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -56,104 +66,178 @@ def server(folder: str) -> Iterator[dict[str, str]]:
         raise SystemExit(code)
 
 
-def send(broker: Remote, number: int, tag: str, queue_id: int) -> str:
-    header = headers.SendHeader(
-        producerGroup="demo-shop",
-        topic=TOPIC,
-        defaultTopic="TBW102",
-        defaultTopicQueueNums=4,
-        queueId=queue_id,
-        sysFlag=0,
-        bornTimestamp=int(time.time() * 1000),
-        flag=0,
-        properties=properties.build({"TAGS": tag, "KEYS": f"order-{number}"}),
-    )
-    body = json.dumps({"order": number, "state": tag}).encode()
-    answer = broker.call(RequestCode.SEND_MESSAGE_V2, headers.send_v2_ext(header), body)
-    return answer.ext["msgId"]
+class Worker:
+    """A consumer in a process of its own, and the orders that it says it has billed."""
 
-
-def pull_header(queue_id: int, offset: int, expression: str, suspend_ms: int) -> dict[str, str]:
-    flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if suspend_ms else 0)
-    return headers.to_ext(
-        headers.PullHeader(
-            consumerGroup=GROUP,
-            topic=TOPIC,
-            queueId=queue_id,
-            queueOffset=offset,
-            maxMsgNums=32,
-            sysFlag=int(flags),
-            suspendTimeoutMillis=suspend_ms,
-            subscription=expression,
+    def __init__(self, name: str, namesrv: str) -> None:
+        self.name = name
+        self.billed: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "worker", namesrv], stdout=subprocess.PIPE, text=True
         )
-    )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.billed.append(line.strip())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(15)
+
+
+def work(namesrv: str) -> None:
+    """What a worker does: the least code that consumes."""
+
+    def bill(message: ReceivedMessage) -> None:
+        print(message.keys[0], flush=True)
+
+    with Consumer(GROUP, namesrv=namesrv, start="first") as consumer:
+        consumer.subscribe(TOPIC, "paid || refunded", bill)
+        consumer.run()
+
+
+def wait_for(what: str, is_so: Callable[[], bool]) -> float:
+    began = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began > WAIT_S:
+            raise SystemExit(f"waited {WAIT_S:.0f} s in vain until {what}")
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+# ----------------------------------------------------------------------------------------- the demo
+
+
+def order(number: int) -> Message:
+    tag = ("paid", "refunded", "open")[number % 3]
+    return Message(TOPIC, f'{{"order": {number}}}'.encode(), tags=tag, keys=f"order-{number}")
+
+
+def expected(numbers: range) -> set[str]:
+    """What the workers must bill: orders that are paid or refunded."""
+    return {f"order-{number}" for number in numbers if number % 3 != 2}
+
+
+def as_far_as_it_goes(what: str, act: Callable[[], object]) -> str:
+    """Try a kind of message that a server may not have; what it says if it refuses."""
+    try:
+        act()
+    except SendFailed as refused:
+        say(f"{what}: refused by this server ({refused.__cause__ or refused})")
+        return "refused by this server"
+    except ZeroDivisionError:
+        pass
+    say(f"{what}: accepted")
+    return "accepted"
 
 
 def main() -> None:
-    print("CometMQ demo")
-    with (
-        tempfile.TemporaryDirectory(prefix="cometmq-demo-") as folder,
-        server(folder) as places,
-    ):
-        use(places)
-    print("done")
+    print("CometMQ demo: a shop, a broker, two workers")
+    rows: list[tuple[str, str]] = []
+    with tempfile.TemporaryDirectory(prefix="cometmq-demo-") as folder, server(folder) as namesrv:
+        step("1. A topic with eight queues, two workers of the group 'billing'")
+        with Admin(namesrv=namesrv) as admin:
+            admin.create_topic(TOPIC, 8)
+        workers = [Worker("anna", namesrv), Worker("ben", namesrv)]
+        anna, ben = workers
+        try:
+            run(namesrv, anna, ben, rows)
+        finally:
+            for worker in workers:
+                worker.stop()
+        step("6. The end")
+        with Admin(namesrv=namesrv) as admin:
+            lag = admin.consumer_progress(GROUP).lag
+        rows.append(("left to do for the group", str(lag)))
+    print()
+    width = max(len(left) for left, _ in rows)
+    for left, right in rows:
+        print(f"  {left:<{width}}  {right}")
+    print("\nAll orders were billed.")
 
 
-def use(places: dict[str, str]) -> None:
-    """Send, look up, pull, filter, find, wait."""
-    with Remote(places["broker"]) as broker, Remote(places["namesrv"]) as name_server:
-        ids = [send(broker, n, "paid" if n % 3 else "refunded", n % 4) for n in range(12)]
-        say(f"sent 12 messages to {TOPIC!r}; the broker created the topic; first id {ids[0]}")
+def run(namesrv: str, anna: Worker, ben: Worker, rows: list[tuple[str, str]]) -> None:
+    with Producer("shop", namesrv=namesrv) as shop:
+        wait_for("both workers share the queues", lambda: shares(namesrv) == [4, 4])
+        say("each of them has four queues")
 
-        route = name_server.call(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            {"topic": TOPIC, "acceptStandardJsonOnly": "true"},
-        )
-        queues = json.loads(route.body)["queueDatas"][0]
-        say(
-            f"name server knows {TOPIC!r}: {queues['writeQueueNums']} queues on "
-            f"{queues['brokerName']}"
-        )
+        step(f"2. The shop sends {FIRST} orders; only those paid or refunded concern the workers")
+        for number in range(FIRST):
+            shop.send(order(number))
+        first = expected(range(FIRST))
+        wait_for("all are billed", lambda: first <= {*anna.billed, *ben.billed})
+        say(f"anna billed {len(anna.billed)}, ben {len(ben.billed)}, nobody the open ones")
+        rows.append(("sent before the accident", str(FIRST)))
 
-        found = []
-        for queue_id in range(4):
-            answer = broker.call(RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "*", 0))
-            found += record.decode_all(answer.body)
-        say(f"pulled {len(found)} messages from 4 queues")
-        assert sorted(json.loads(m.body)["order"] for m in found) == list(range(12))
+        step("3. Work and message together: a transaction that commits, one that rolls back")
+        rows += transactions(namesrv)
+        step("4. A message for later")
+        delayed = Message(TOPIC, b"{}", tags="open", keys="order-later", delay_level=1)
+        what = as_far_as_it_goes("delayed by one second", lambda: shop.send(delayed))
+        rows.append(("delayed message", what))
 
-        some = []
-        for queue_id in range(4):
-            answer = broker.ask(RequestCode.PULL_MESSAGE, pull_header(queue_id, 0, "refunded", 0))
-            some += record.decode_all(answer.body)
-        say(f"with the tag filter 'refunded': {len(some)} messages")
-        assert len(some) == 4
+        step(f"5. {SECOND} more orders, and anna dies in the middle (kill -9)")
+        for number in range(FIRST, FIRST + SECOND):
+            shop.send(order(number))
+            if number == FIRST + SECOND // 2:
+                anna.kill()
+                say("anna is gone; what she had not acknowledged goes to ben")
+        everything = expected(range(FIRST + SECOND))
+        took = wait_for("ben has it all", lambda: everything <= {*anna.billed, *ben.billed})
+        say(f"{took * 1000:.0f} ms after the last order everything is billed")
+    times = Counter(anna.billed) + Counter(ben.billed)
+    rows += [
+        ("sent while a worker died", str(SECOND)),
+        ("billed by anna, who died", str(len(anna.billed))),
+        ("billed by ben", str(len(ben.billed))),
+        ("orders billed", f"{len(everything)} of {len(everything)}"),
+        ("billed twice (at least once is the promise)", str(sum(n > 1 for n in times.values()))),
+    ]
+    with Admin(namesrv=namesrv) as admin:
+        (found,) = admin.messages_by_key(TOPIC, "order-7")
+        say(f"found by its key: order-7, {found.body.decode()}, message id {found.message_id}")
 
-        answer = broker.call(
-            RequestCode.QUERY_MESSAGE,
-            {"topic": TOPIC, "key": "order-7", "maxNum": "8", "beginTimestamp": "0"}
-            | {"endTimestamp": str(2**62)},
-        )
-        say(f"by key 'order-7': {record.decode(answer.body).body.decode()}")
 
-        with Remote(places["broker"], timeout_ms=20_000) as waiting:
-            held = waiting.send(RequestCode.PULL_MESSAGE, pull_header(0, 3, "*", 15_000))
-            sent_at: list[float] = []
+def transactions(namesrv: str) -> list[tuple[str, str]]:
+    with TransactionProducer(
+        "shop-tx", check=lambda message: Outcome.COMMIT, namesrv=namesrv
+    ) as shop:
 
-            def late() -> None:
-                sent_at.append(time.monotonic())
-                with Remote(places["broker"]) as other:
-                    send(other, 99, "paid", 0)
+        def commit() -> None:
+            with shop.transaction(Message(TOPIC, b"{}", tags="open", keys="order-committed")):
+                pass  # the database's commit would stand here
 
-            threading.Timer(0.3, late).start()
-            answer = waiting.wait(held, 20_000)
-            took = (time.monotonic() - sent_at[0]) * 1000
-            assert answer.code == ResponseCode.SUCCESS
-            say(
-                f"a waiting pull woke {took:.1f} ms after the next send: "
-                f"{record.decode(answer.body).body.decode()}"
-            )
+        def roll_back() -> None:
+            with shop.transaction(Message(TOPIC, b"{}", tags="open", keys="order-undone")):
+                raise ZeroDivisionError("the database said no")
+
+        return [
+            ("transaction that commits", as_far_as_it_goes("commit", commit)),
+            ("transaction that rolls back", as_far_as_it_goes("rollback", roll_back)),
+        ]
+
+
+def shares(namesrv: str) -> list[int]:
+    """How many queues each member of the group has."""
+    with Admin(namesrv=namesrv) as admin:
+        try:
+            progress = admin.consumer_progress(GROUP)
+        except Exception:
+            return []  # nobody has joined yet
+    counts = Counter(row.client_id for row in progress.queues if row.queue.topic == TOPIC)
+    counts.pop("", None)
+    return sorted(counts.values())
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["worker"]:
+        work(sys.argv[2])
+    else:
+        main()

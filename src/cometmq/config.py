@@ -43,6 +43,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     is_trace_topic_enabled: bool = False
     trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
     is_trace_on: bool = True
+    is_reply_stored: bool = True
     notify_members: bool = True
     max_topics: int = 100_000
     max_groups: int = 100_000
@@ -53,6 +54,11 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     append_stall_ms: int = 1_000
     is_fast_failure_enabled: bool = True
     rejects_transactions: bool = False
+    transaction_timeout_ms: int = 6_000
+    transaction_check_interval_ms: int = 30_000
+    transaction_check_max: int = 15
+    transaction_op_bytes: int = 4096
+    transaction_op_interval_ms: int = 0
     sync_flush_timeout_ms: int = 5_000
     # pulling
     is_long_polling_enabled: bool = True
@@ -64,6 +70,10 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     max_pull_count_disk: int = 8
     max_pull_bytes_disk: int = 64 * 1024
     in_memory_ratio_percent: int = 40
+    is_property_filter_enabled: bool = True
+    filters_retries: bool = False
+    max_sql_filters: int = 10_000
+    sql_filter_kept_ms: int = 86_400_000
     # groups and offsets
     save_offsets_ms: int = 5_000
     client_expiry_ms: int = 120_000
@@ -99,6 +109,15 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     verify_crc_on_recover: bool = True
     is_durable_cut_allowed: bool = False
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    # timers
+    is_timer_enabled: bool = True
+    timer_precision_ms: int = 1_000
+    timer_max_delay_seconds: int = 259_200
+    timer_window_slots: int = 172_800
+    timer_most_per_slot: int = 2**31 - 1
+    timer_flush_interval_ms: int = 1_000
+    timer_log_file_bytes: int = 100 * MIB
+    is_recall_enabled: bool = False
     # limits of the server
     is_compiled_path_enabled: bool = True
     max_open_queue_files: int = 0
@@ -170,6 +189,7 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("traceTopicEnable", "is_trace_topic_enabled", "own the trace topic"),
     Key("msgTraceTopicName", "trace_topic", "name of the trace topic"),
     Key("traceOn", "is_trace_on", "put TRACE_ON=true into messages"),
+    Key("storeReplyMessageEnable", "is_reply_stored", "store replies as well as pushing them"),
     Key("notifyConsumerIdsChangedEnable", "notify_members", "tell members when their group changes", is_live=True),
     Key("maxTopics", "max_topics", "topics this broker will hold at most", 1, is_ours=True),
     Key("maxGroups", "max_groups", "subscription groups this broker will hold at most", 1, is_ours=True),
@@ -179,6 +199,11 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("osPageCacheBusyTimeOutMills", "append_stall_ms", "an append or a flush that took longer makes sends busy", 1, 600_000, is_live=True),
     Key("brokerFastFailureEnable", "is_fast_failure_enabled", "refuse sends that waited too long", is_live=True),
     Key("rejectTransactionMessage", "rejects_transactions", "refuse half messages", is_live=True),
+    Key("transactionTimeOut", "transaction_timeout_ms", "ms after which the producer of an open transaction is asked", 1, 86_400_000, is_live=True),
+    Key("transactionCheckInterval", "transaction_check_interval_ms", "ms between looks for open transactions", 100, 86_400_000, is_live=True),
+    Key("transactionCheckMax", "transaction_check_max", "times a producer is asked; then the message goes to TRANS_CHECK_MAX_TIME_TOPIC", 1, 1_000_000, is_live=True),
+    Key("transactionOpBatchInterval", "transaction_op_interval_ms", "ms in which ends of transactions are gathered into one record, to which a crash forgets them; 0: each is written in one piece with its message, and RocketMQ 4.9 can read it; RocketMQ's own default is 3000", 0, 60_000, is_live=True),
+    Key("transactionOpMsgMaxSize", "transaction_op_bytes", "bytes of such a record; more are written at once", 1, 65_536, is_live=True),
     Key("syncFlushTimeout", "sync_flush_timeout_ms", "ms until a synchronous flush answers FLUSH_DISK_TIMEOUT", 1, 600_000, is_live=True),
     Key("longPollingEnable", "is_long_polling_enabled", "hold pulls until a message arrives", is_live=True),
     Key("shortPollingTimeMills", "short_polling_ms", "hold in ms when long polling is off", 1, 600_000, is_live=True),
@@ -190,6 +215,10 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("maxTransferCountOnMessageInDisk", "max_pull_count_disk", "messages per pull, old data", 1, 100_000, is_live=True),
     Key("maxTransferBytesOnMessageInDisk", "max_pull_bytes_disk", "bytes per pull, old data", 1, 128 * MIB, is_live=True),
     Key("accessMessageInMemoryMaxRatio", "in_memory_ratio_percent", "share of RAM that counts as recent", 1, 100),
+    Key("enablePropertyFilter", "is_property_filter_enabled", "filters by SQL92 expressions may be used; RocketMQ's own default is false", is_live=True),
+    Key("filterSupportRetry", "filters_retries", "an SQL92 subscription of a retry topic filters by the expressions on the topics that its messages came from", is_live=True),
+    Key("maxSqlFilters", "max_sql_filters", "SQL92 filters of groups kept at most, dead ones included", 1, is_ours=True),
+    Key("filterDataCleanTimeSpan", "sql_filter_kept_ms", "ms that the filter of a group that went is kept", 1_000),
     Key("flushConsumerOffsetInterval", "save_offsets_ms", "ms between saves of consumer offsets", 100, 3_600_000),
     Key("channelExpiredTimeout", "client_expiry_ms", "a client silent for this long is dropped", 1000, 86_400_000),
     Key("storePathRootDir", "store_path", "store directory"),
@@ -223,6 +252,14 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
     Key("cutDamagedLogEnable", "is_durable_cut_allowed", "recovery may cut durable messages behind a damaged place", is_ours=True),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
+    Key("timerWheelEnable", "is_timer_enabled", "take messages for any time; off, they are refused, and those stored before wait"),
+    Key("timerPrecisionMs", "timer_precision_ms", "ms that a slot of the timer wheel covers: no message is early, none later than this; can't be changed while messages wait", 10, 1000),
+    Key("timerMaxDelaySec", "timer_max_delay_seconds", "seconds that a message may be delayed at most; fileReservedTime must keep it that long", 1, 31_536_000, is_live=True),
+    Key("timerRollWindowSlot", "timer_window_slots", "slots ahead that a message is put at most; later ones are stored again on the way", 2, 604_740),
+    Key("timerCongestNumEachSlot", "timer_most_per_slot", "messages of one slot above which some are refused, and from twice as many all", 1, 2**31 - 1, is_live=True),
+    Key("timerFlushIntervalMs", "timer_flush_interval_ms", "ms between flushes of the timers' files", 10, 600_000),
+    Key("mappedFileSizeTimerLog", "timer_log_file_bytes", "bytes per timer-log file", 68, 1024 * MIB),
+    Key("recallMessageEnable", "is_recall_enabled", "producers may take back a timed message before its time", is_live=True),
     Key("maxOpenQueueFiles", "max_open_queue_files", "consume-queue files in memory at once, others are opened when needed; 0: 48000, or what vm.max_map_count allows", 0, 10_000_000, is_ours=True),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
     Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
@@ -272,11 +309,11 @@ IDLE_BROKER_KEYS = frozenset(
     duplicationEnable enableAutoInSyncReplicas enableCalcFilterBitMap enableCompaction
     enableConsumeQueueExt enableControllerMode enableDLegerCommitLog enableLmq
     enableMixedMessageType enableMultiDispatch enablePopBufferMerge enablePopMessageThreshold
-    enablePropertyFilter enableRemoteEscape enableRetryTopicV2 enableScheduleAsyncDeliver
+    enableRemoteEscape enableRetryTopicV2 enableScheduleAsyncDeliver
     enableScheduleMessageStats enableSlaveActingMaster enabledAppendPropCRC
     endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
     fastFailIfNoBufferInStorePool fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer
-    filterServerNums filterSupportRetry flushCommitLogTimed flushConsumeQueueTimed
+    filterServerNums flushCommitLogTimed flushConsumeQueueTimed
     flushConsumerOffsetHistoryInterval flushDelayOffsetInterval forceRegister
     forceVerifyPropCRC haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress
     haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
@@ -291,7 +328,7 @@ IDLE_BROKER_KEYS = frozenset(
     popInflightMessageThreshold popResponseReturnActualRetryTopic
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
     putMessageFutureThreadPoolNums putMessageTimeout putMsgIndexHightWater queryMessageThreadPoolNums
-    queryThreadPoolQueueCapacity readUnCommitted recallMessageEnable recoverConcurrently
+    queryThreadPoolQueueCapacity readUnCommitted recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval replicasPerDiskPartition
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveInterval
     reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome sendMessageThreadPoolNums
@@ -300,15 +337,15 @@ IDLE_BROKER_KEYS = frozenset(
     serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
     serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingEnable skipPreOnline
     slaveReadEnable slaveTimeout storePathBrokerIdentity storePathCommitLog storePathEpochFile
-    storeReplyMessageEnable storeType subscriptionExpiredTimeout syncFromLastFile timerFlushIntervalMs
-    timerMaxDelaySec timerPrecisionMs timerRollWindowSlot timerWheelEnable totalReplicas
-    transactionCheckInterval transactionCheckMax transactionOpBatchInterval
-    transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap
+    storeType subscriptionExpiredTimeout syncFromLastFile totalReplicas transferMsgByHeap
     travelCqFileNumWhenGetMessage useServerSideResetOffset useEpollNativeSelector
     useReentrantLockWhenPutMessage validateSystemTopicWhenUpdateTopic
     waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
     waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInTransactionQueue
-    warmMapedFileEnable writeWithoutMmap""".split()
+    warmMapedFileEnable writeWithoutMmap timerCheckMetricsWhen
+    timerEnableCheckMetrics timerEnableDisruptor timerEnableRetryUntilSuccess
+    timerGetMessageThreadNum timerInterceptDelayLevel timerMetricSmallThreshold
+    timerProgressLogIntervalMs timerPutMessageThreadNum timerWarmEnable""".split()
 )
 """Keys that RocketMQ's broker knows and this version doesn't act on: accepted, said to be idle."""
 

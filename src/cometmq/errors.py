@@ -89,7 +89,7 @@ class SendFailed(CometError):
 
 
 class WindowFull(CometError):
-    """Too many sends are under way; nothing was sent. Wait for some of them, or raise the window."""
+    """Too many sends are under way; nothing was sent. Wait for some, or raise the window."""
 
     retriable = True
 

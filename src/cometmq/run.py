@@ -89,8 +89,10 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     return listener
 
 
-def _bind_broker(host: str, port: int) -> Listening:
-    """The broker's port and, if it is free, the VIP port below it."""
+def _bind_broker(host: str, port: int, *, has_vip: bool) -> Listening:
+    """The broker's port and, if it is wanted and free, the VIP port below it."""
+    if not has_vip:
+        return Listening(_bind(host, port, "listenPort"))
     for attempt in range(20):
         main = _bind(host, port, "listenPort or --broker-port")
         actual = int(main.getsockname()[1])
@@ -235,8 +237,9 @@ class RunningBroker:
         copied: tuple[list[TopicConfig], list[GroupConfig]] = ([], []),
         files: Files | None = None,
         around: Around = _nothing_around,
+        has_vip: bool = True,
     ) -> None:
-        self.listening = _bind_broker(config.bind_host, config.listen_port)
+        self.listening = _bind_broker(config.bind_host, config.listen_port, has_vip=has_vip)
         config = msgspec.structs.replace(config, listen_port=self.listening.port)
         try:
             self._assemble(config, clock, copied, files or RealFiles(config.store_path), around)

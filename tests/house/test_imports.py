@@ -95,7 +95,9 @@ def test_the_compiled_path_imports_nothing_of_ours(path: Path) -> None:
     _, allowed, _ = _rule_for(f"_fast.{path.stem}")
     assert allowed == ["_fast.*"]
     for name in re.findall(r"^\s*(?:from|cimport|import) +(\S+)", path.read_text(), re.MULTILINE):
-        assert name.startswith(("cometmq._fast.", "cpython.", "libc.", "posix.")), f"{path.name}: {name}"
+        assert name.startswith(("cometmq._fast.", "cpython.", "libc.", "posix.")), (
+            f"{path.name}: {name}"
+        )
 
 
 def test_every_file_says_what_it_owns() -> None:

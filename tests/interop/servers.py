@@ -32,6 +32,8 @@ APACHE_PATIENCE = {
     "diskMaxUsedSpaceRatio": "95",
     "osPageCacheBusyTimeOutMills": "60000",
 }
+# What CometMQ has switched on by default and RocketMQ has not.
+APACHE_FEATURES = {"enablePropertyFilter": "true"}
 APACHE_FLAGS = (
     "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
     # Making a throw-away certificate costs 3 s per listening port, and nobody here speaks TLS.
@@ -88,6 +90,7 @@ class ApacheServer:
                 **IDENTITY,
                 **settings.sizes,
                 **APACHE_PATIENCE,
+                **APACHE_FEATURES,
                 "listenPort": str(port),
                 "bindAddress": HOST,
                 "brokerIP2": HOST,

@@ -17,6 +17,8 @@ SCENARIOS = (
     "push-concurrent",
     "push-orderly",
     "tag-filter",
+    "sql-push",
+    "sql-pull",
     "broadcast",
     "classic-pull",
     "lite-pull",

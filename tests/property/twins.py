@@ -268,7 +268,7 @@ class Traffic:
         }
         if flag & 4 or self.chance(20):
             wish = rng.choice(("*", "*", "A || B"))
-            fields["subscription"] = self.mostly(wish, "A", "pre*", "", " * ", "é")
+            fields["subscription"] = self.mostly(wish, "A", "pre*", "", " * ", "é", "TAGS = 'A'")
             fields["expressionType"] = self.mostly("TAG", "", "SQL92")
         return self.request(rng.choice((11, 11, 361)), self.odd(fields))
 
@@ -277,11 +277,12 @@ class Traffic:
         topic, group = rng.choice(TOPICS), rng.choice(GROUPS)
         kind = rng.randrange(7)
         if kind <= 1:
+            is_sql = self.chance(15)
             subscription = {
                 "topic": topic,
-                "subString": rng.choice(("*", "A || B")),
+                "subString": "TAGS = 'A'" if is_sql else rng.choice(("*", "A || B")),
                 "subVersion": rng.choice((5, 10, 12)),
-                "expressionType": "TAG",
+                "expressionType": "SQL92" if is_sql else "TAG",
             }
             consumer = {
                 "groupName": group,

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from programs import Program, pull_ext, send
 
 from cometmq.client.remote import Remote
 from cometmq.wire.codes import RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, encode_frame
+from programs import Program, pull_ext, send
 
 Up = Callable[..., Program]
 

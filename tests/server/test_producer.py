@@ -1,4 +1,4 @@
-"""The producer against a real broker over real sockets: what is sent is there, what fails says why."""
+"""The producer against a real broker: what is sent is there, what fails says why."""
 
 from __future__ import annotations
 

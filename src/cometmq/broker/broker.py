@@ -11,29 +11,35 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
 from cometmq.broker import heartbeat, names, pull
+from cometmq.broker.delay import Delay
 from cometmq.broker.group_configs import GroupConfigs
+from cometmq.broker.half import Half
 from cometmq.broker.holds import Holds
 from cometmq.broker.locks import QueueLocks
 from cometmq.broker.members import Members
 from cometmq.broker.offsets import Offsets
 from cometmq.broker.registration import NameServers
 from cometmq.broker.requests import TABLE
+from cometmq.broker.sql_filters import SqlFilters
 from cometmq.broker.state import StateFile
 from cometmq.broker.stats import Stats, Traffic
 from cometmq.broker.teach import Teacher
+from cometmq.broker.timers import FLUSH, Timers
 from cometmq.broker.topics import Topics
 from cometmq.config import BrokerConfig
+from cometmq.message import NewMessage
 from cometmq.ports import NEVER_MS, Close, ConnId, Out, Peer, Send
 from cometmq.requests import Call, Reply, ServeStats, serve
 from cometmq.store.layout import StoreConfig
+from cometmq.store.results import Appended
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
-from cometmq.wire import message_id, properties, record
+from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame, frame_at, reply_to
@@ -74,11 +80,26 @@ class _Birth(msgspec.Struct, eq=False):
 
 
 class _Forwarded(msgspec.Struct, eq=False):
-    """A request passed on to a client, whose answer goes back to who asked."""
+    """A request passed on to a client. Its answer goes back to who asked; or, if there is a `reply`
+    already, that goes once the client has said yes."""
 
     call: Call
     conn: ConnId
     until_ms: int
+    reply: Reply | None = None
+
+
+class Part(Protocol):
+    """Something in a broker that works by itself when its time comes."""
+
+    @property
+    def files(self) -> list[StateFile]:
+        """What it keeps in config/."""
+
+    def next_ms(self, broker: Broker, now_ms: int) -> int:
+        """When it next has something to do; asked after every turn that changed anything."""
+
+    def tick(self, broker: Broker, now_ms: int, out: Out) -> None: ...
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -120,14 +141,29 @@ class Broker:
         )
         self.members = Members(config.max_groups)
         self.locks = QueueLocks()
-        self.holds = Holds(config.max_parked_pulls, store.watch, self.tag_at)
+        self.holds = Holds(config.max_parked_pulls, store.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
+        self.delay = Delay(
+            config.delay_levels, load_state(store.files, "config/delayOffset.json"), now_ms
+        )
+        self.sql_filters = SqlFilters(
+            config, load_state(store.files, "config/consumerFilter.json"), now_ms
+        )
+        self.half = Half(store, self.offsets)
+        self.timers = Timers(config, store, now_ms)
+        self._parts: tuple[Part, ...] = (self.delay, self.timers, self.sql_filters, self.half)
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
         self.is_stopping = False
         self.stall_ms = 0
         self._files: dict[str, StateFile] = {
-            one.name: one for one in (self.topics.file, self.groups.file, self.offsets.file)
+            one.name: one
+            for one in (
+                self.topics.file,
+                self.groups.file,
+                self.offsets.file,
+                *(file for part in self._parts for file in part.files),
+            )
         }
         self._parked: deque[_Parked | _ParkedAcks] = deque()
         self._births: dict[str, _Birth] = {}
@@ -271,7 +307,9 @@ class Broker:
 
     def flushed(self, kind: str, now_ms: int, out: Out) -> None:
         self.is_plan_old = True
-        self.store.flushed(kind, now_ms)
+        if kind != FLUSH:
+            self.store.flushed(kind, now_ms)
+        self.timers.flushed(kind, self.store.flushed_offset, now_ms)
         if kind == "log":
             self._release_flushed(now_ms, out)
 
@@ -322,6 +360,8 @@ class Broker:
         self.name_servers.tick(self, now_ms, out)
         for opaque in [o for o, one in self._forwarded.items() if one.until_ms <= now_ms]:
             self._forward_failed(opaque, "the client did not answer in time", out)
+        for part in self._parts:
+            part.tick(self, now_ms, out)
         next_file = self.store.take_next_file()
         if next_file is not None:
             out.append(next_file)
@@ -347,6 +387,7 @@ class Broker:
         for hold in self.holds.drain():
             pull.resume(self, hold, now_ms, out)
         self.name_servers.leave(self, now_ms, out)
+        self.half.stop(self, now_ms)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)
@@ -362,7 +403,8 @@ class Broker:
         return self.name_servers.has_left and all(one.is_clean for one in self._files.values())
 
     def close(self, now_ms: int) -> None:
-        self.store.close(now_ms)
+        self.store.close(now_ms, self.timers.sync)
+        self.timers.close()
 
     # --------------------------------------------------------------------------- in a turn
 
@@ -381,13 +423,6 @@ class Broker:
             ):
                 pull.resume(self, hold, now_ms, out)
 
-    def tag_at(self, log_offset: int) -> str | None:
-        """The tag of the record at a log offset; None if it has none."""
-        raw = self.store.record_at(log_offset)
-        return (
-            None if raw is None else properties.get(record.decode(raw).properties, properties.TAGS)
-        )
-
     def _plan(self, now_ms: int) -> None:
         """When the next tick is needed."""
         self.is_plan_old = False
@@ -399,6 +434,7 @@ class Broker:
             self.stats.next_sample_ms,
             self._next_expiry_ms,
         ]
+        moments.extend(part.next_ms(self, now_ms) for part in self._parts)
         moments.extend(file.due_ms for file in self._files.values() if not file.is_saving)
         if self._parked:
             moments.append(self._parked[0].until_ms)
@@ -480,6 +516,36 @@ class Broker:
             "ms (syncFlushTimeout)"
         )
 
+    def put(self, message: NewMessage, now_ms: int, *, is_due: bool) -> Appended:
+        """Store a message of our own making, `is_due` or still to be delayed as it says itself;
+        StoreError if that can't be now. It becomes visible when the turn settles."""
+        topic = message.topic
+        if not is_due and not self.delay.redirect(message):
+            self.timers.redirect(self.config, message, now_ms)
+        stored = self.store.append(message, now_ms)
+        self.stats.put(topic, 1, stored.size)
+        self.is_plan_old = True
+        return stored
+
+    def put_together(
+        self, message: NewMessage, second: NewMessage, now_ms: int, *, is_due: bool
+    ) -> Appended:
+        """As `put`, with a second message right behind it, both or none; `end_offset` is where both
+        end."""
+        topic = message.topic
+        if not is_due and not self.delay.redirect(message):
+            self.timers.redirect(self.config, message, now_ms)
+        one, two = self.store.append_batch([message, second], now_ms)
+        self.stats.put(topic, 1, one.size)
+        self.stats.put(second.topic, 1, two.size)
+        self.is_plan_old = True
+        return Appended(one.log_offset, one.queue_offset, one.size, two.end_offset, one.store_ms)
+
+    def any_retry_queue(self, count: int) -> int:
+        """A queue of a retry topic, in turn."""
+        self._queue_turn += 1
+        return self._queue_turn % max(count, 1)
+
     def is_born(self, topic: str) -> bool:
         """Whether a topic is so new that sends to it still wait for its name to be known."""
         return topic in self._births
@@ -529,19 +595,33 @@ class Broker:
                 BIRTH_WAIT_MS,
             )
 
-    def forward(self, conn: ConnId, opaque: int, call: Call, until_ms: int) -> None:
-        """A request was passed on to a client; its answer goes to who asked."""
-        self._forwarded[opaque] = _Forwarded(call, conn, until_ms)
+    def forward(
+        self, conn: ConnId, opaque: int, call: Call, until_ms: int, reply: Reply | None = None
+    ) -> None:
+        """A request was passed on to a client; see _Forwarded."""
+        self._forwarded[opaque] = _Forwarded(call, conn, until_ms, reply)
 
     def _forward_failed(self, opaque: int, why: str, out: Out) -> None:
         forwarded = self._forwarded.pop(opaque)
-        forwarded.call.answer(Reply(ResponseCode.CONSUME_MSG_TIMEOUT, why), out)
+        reply = forwarded.reply
+        if reply is None:
+            reply = Reply(ResponseCode.CONSUME_MSG_TIMEOUT, why)
+        else:
+            reply.code, reply.remark = ResponseCode.SYSTEM_ERROR, why
+        if not forwarded.call.frame.is_oneway:
+            forwarded.call.answer(reply, out)
 
     def _answered(self, conn: ConnId, frame: Frame, now_ms: int, out: Out) -> None:
         forwarded = self._forwarded.get(frame.opaque)
         if forwarded is not None and forwarded.conn == conn:
+            if forwarded.reply is not None and frame.code != 0:
+                why = f"the client answered {frame.code}: {frame.remark}"
+                self._forward_failed(frame.opaque, why, out)
+                return
             del self._forwarded[frame.opaque]
-            forwarded.call.answer(Reply(frame.code, frame.remark, frame.ext, frame.body), out)
+            reply = forwarded.reply or Reply(frame.code, frame.remark, frame.ext, frame.body)
+            if not forwarded.call.frame.is_oneway:
+                forwarded.call.answer(reply, out)
             return
         self.name_servers.answered(self, conn, frame, now_ms, out)
         if self._births:

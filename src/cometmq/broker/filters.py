@@ -1,19 +1,24 @@
-"""Tag filters: which queue units a subscription wants.
+"""Filters: which messages a subscription wants, by tags or by an SQL92 expression (sql92.py).
 
     *            everything                 A || B       messages tagged A or B
     test-*       beyond RocketMQ: every tag that begins with `test-` (may stand among others)
 
 Exact tags are decided by the 32-bit hash in the consume queue, as in RocketMQ: a collision passes
 and the client compares the text. A prefix can't be decided by a hash, so units are let through and
-the record's TAGS property is compared. One rule: a filter is built once per subscription and is
-immutable.
+the record's TAGS property is compared. One rule: a filter is built once per subscription, is
+immutable, and is asked in two steps: by the queue unit, then (`needs_record`) by the record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
+from cometmq.broker.sql92 import SqlFilter, compile_sql
 from cometmq.errors import RequestRefused
+from cometmq.store.layout import EXT_ADDRESS_MAX
+from cometmq.wire import properties
 from cometmq.wire.bodies import Subscription
 from cometmq.wire.codes import ResponseCode
 from cometmq.wire.hashing import java_hash
@@ -29,25 +34,71 @@ class TagFilter(msgspec.Struct, frozen=True):
     tags: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
 
+    max_scan = None  # the store's own limit
+
+    @property
+    def needs_record(self) -> bool:
+        return bool(self.prefixes)
+
     @property
     def accepts_all(self) -> bool:
         return not self.codes and not self.prefixes
 
     def accepts_code(self, tags_code: int) -> bool:
-        """By the queue unit alone: False is final, True may still need the tag's text."""
-        if self.prefixes or not self.codes:
+        """By the queue unit alone: False is final, True may still need the tag's text.
+
+        An address into consumequeue_ext (a store that RocketMQ wrote) stands for any code."""
+        if self.prefixes or not self.codes or tags_code <= EXT_ADDRESS_MAX:
             return True
         code = tags_code & 0xFFFFFFFF
         return (code - 0x1_0000_0000 if code & 0x8000_0000 else code) in self.codes
 
-    def accepts_tag(self, tag: str | None) -> bool:
-        """By the tag's text; asked only when there are prefixes."""
+    def accepts_record(self, text: str) -> bool:
+        """By the property string of a stored message; asked only when there are prefixes."""
+        tag = properties.get(text, properties.TAGS)
         if tag is None:
             return False
         return tag in self.tags or tag.startswith(self.prefixes)
 
 
 ALL = TagFilter()
+
+
+class RetryFilter(msgspec.Struct, frozen=True):
+    """On a retry topic: each message by the group's filter of the topic that it came from."""
+
+    find: Callable[[str], SqlFilter | None]
+
+    accepts_all = False
+    needs_record = True
+    max_scan = 100
+
+    def accepts_code(self, tags_code: int) -> bool:
+        return True
+
+    def accepts_record(self, text: str) -> bool:
+        found = properties.parse(text)
+        origin = self.find(found.get(properties.RETRY_TOPIC, ""))
+        return origin is None or origin.accepts(found)
+
+
+Filter = TagFilter | SqlFilter | RetryFilter
+
+SQL92 = "SQL92"
+
+
+def is_tags(kind: str | None) -> bool:
+    """Whether an expressionType means tags; C++ and Node send none."""
+    return kind in (None, "", "TAG")
+
+
+def by_expression(kind: str | None, expression: str | None) -> SqlFilter:
+    """The filter of any other type; RequestRefused with 23 says what is wrong with it."""
+    if kind != SQL92:
+        raise _refuse(f"there are no filters of type {str(kind)[:40]!r}; use TAG or {SQL92}")
+    if not expression:
+        raise _refuse(f"a subscription of type {SQL92} without an expression")
+    return compile_sql(expression)
 
 
 def parse_tags(expression: str | None) -> TagFilter:
@@ -75,12 +126,8 @@ def from_tags(tags: list[str] | tuple[str, ...]) -> TagFilter:
 
 
 def of_subscription(subscription: Subscription) -> TagFilter:
-    """The filter of a heartbeat's subscription; codes win where a client sent no tags."""
-    if subscription.expressionType not in ("TAG", ""):
-        raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR,
-            f"the broker does not support filters of type {subscription.expressionType}; use TAG",
-        )
+    """The tags of a heartbeat's subscription; codes win where a client sent no tags."""
+    assert is_tags(subscription.expressionType)
     if subscription.subString.strip() == "*" and not subscription.tagsSet:
         return ALL
     if subscription.tagsSet:

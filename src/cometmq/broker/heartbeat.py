@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cometmq.broker import filters, names
+from cometmq.broker import filters, names, pull
 from cometmq.broker.members import Client
 from cometmq.errors import BodyError, RequestRefused
 from cometmq.ports import ConnId, Out, Send
@@ -91,6 +91,7 @@ def _consume(
         notify(broker, consumer.groupName, call.out)
     if not beat.is_without_sub:  # a fingerprint stands for subscriptions that are here
         broker.members.consumers[consumer.groupName].fingerprint = beat.fingerprint
+        broker.sql_filters.register(consumer.groupName, consumer.subscriptions, call.now_ms)
     return is_changed
 
 
@@ -208,5 +209,10 @@ def check_client_config(broker: Broker, call: Call) -> Reply:
     """46: may this subscription be used here; asked by SQL92 consumers before they start."""
     raw = bodies.drop_nulls(bodies.load_object(call.frame.body, "client config"))
     if raw.get("subscriptionData"):
-        filters.of_subscription(bodies.subscription(raw["subscriptionData"]))
+        subscription = bodies.subscription(raw["subscriptionData"])
+        if filters.is_tags(subscription.expressionType):
+            filters.of_subscription(subscription)
+        else:
+            pull.check_property_filter(broker, subscription.expressionType)
+            filters.by_expression(subscription.expressionType, subscription.subString)
     return Reply()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cometmq.broker.filters import TagFilter
+from cometmq.broker.filters import Filter
 from cometmq.ports import NEVER_MS, ConnId
 from cometmq.requests import Call
 
@@ -26,7 +26,7 @@ class Hold(msgspec.Struct, eq=False):
     topic: str
     queue_id: int
     offset: int
-    wants: TagFilter
+    wants: Filter
     until_ms: int
     is_over: bool = False
 
@@ -38,11 +38,11 @@ class Holds:
         self,
         limit: int,
         watch: Callable[[str, int, bool], None],
-        tag_at: Callable[[int], str | None],
+        text_at: Callable[[int], str | None],
     ) -> None:
         self.limit = limit
         self._watch = watch  # told when the first hold of a queue comes and the last one goes
-        self._tag_at = tag_at  # the tag of the record at a log offset; only prefixes need it
+        self._text_at = text_at  # the properties of the record at a log offset
         self.count = 0
         self.refused_by_limit = 0
         self._queues: dict[_Key, list[Hold]] = {}
@@ -77,11 +77,14 @@ class Holds:
         if not holds:
             return []
         woken: list[Hold] = []
+        text: str | None = None
         for hold in holds:
             if queue_offset < hold.offset or not hold.wants.accepts_code(tags_code):
                 continue
-            if hold.wants.prefixes and not hold.wants.accepts_tag(self._tag_at(log_offset)):
-                continue
+            if hold.wants.needs_record:
+                text = self._text_at(log_offset) if text is None else text
+                if text is None or not hold.wants.accepts_record(text):
+                    continue
             woken.append(hold)
         self._end(woken)
         return woken

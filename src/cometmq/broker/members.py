@@ -82,6 +82,7 @@ class Members:
         self.producers: dict[str, dict[ConnId, Client]] = {}
         self._by_conn: dict[ConnId, set[str]] = {}
         self._producer_groups: dict[ConnId, set[str]] = {}
+        self._producer_clients: dict[str, Client] = {}
         self.subscription_conflicts = 0
         self.on_change: Callable[[], None] = lambda: None
         """Told of whatever decides about a pull: subscriptions, filters, the message model."""
@@ -93,7 +94,7 @@ class Members:
         wants = {  # built first: an expression that can't be kept changes nothing
             one.topic: filters.of_subscription(one)
             for one in consumer.subscriptions
-            if one.expressionType in ("TAG", "") and not keep_subs
+            if filters.is_tags(one.expressionType) and not keep_subs
         }
         group = self.consumers.get(consumer.groupName)
         if group is None:
@@ -210,6 +211,18 @@ class Members:
             return
         self.producers.setdefault(name, {})[client.conn] = client
         self._producer_groups.setdefault(client.conn, set()).add(name)
+        self._producer_clients[client.client_id] = client
+
+    def producer_of(self, client_id: str) -> Client | None:
+        """The connection by which a client with this id produces."""
+        return self._producer_clients.get(client_id)
+
+    def _forget_producer(self, name: str, conn: ConnId) -> None:
+        client = self.producers.get(name, {}).get(conn)
+        if client is not None:
+            known = self._producer_clients.get(client.client_id)
+            if known is not None and known.conn == conn:
+                del self._producer_clients[client.client_id]
 
     def leave_producers(self, name: str, conn: ConnId) -> None:
         clients = self.producers.get(name)
@@ -222,6 +235,7 @@ class Members:
     def drop(self, conn: ConnId) -> list[str]:
         """A connection is gone: out of all groups; returns the consumer groups that changed."""
         for name in sorted(self._producer_groups.pop(conn, set())):
+            self._forget_producer(name, conn)
             self.leave_producers(name, conn)
         changed = sorted(self._by_conn.get(conn, set()))
         for name in changed:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cometmq.broker import filters
-from cometmq.broker.filters import TagFilter
+from cometmq.broker import filters, names
+from cometmq.broker.filters import Filter, RetryFilter
 from cometmq.broker.holds import Hold
 from cometmq.errors import RequestRefused
 from cometmq.ports import Out
 from cometmq.requests import Call, Reply
 from cometmq.store.results import FetchStatus
-from cometmq.wire import properties, record
 from cometmq.wire.codes import Perm, PullFlag, RequestCode, ResponseCode
 from cometmq.wire.headers import PullHeader
 
@@ -59,7 +58,7 @@ def resume(broker: Broker, hold: Hold, now_ms: int, out: Out) -> None:
         call.answer(reply, out)
 
 
-def _check(broker: Broker, call: Call, header: PullHeader) -> TagFilter:
+def _check(broker: Broker, call: Call, header: PullHeader) -> Filter:
     """RocketMQ's checks in its order; returns the filter that applies."""
     config = broker.config
     if not config.permission & Perm.READ:
@@ -92,17 +91,34 @@ def _check(broker: Broker, call: Call, header: PullHeader) -> TagFilter:
             f"queues on {config.name}",
         )
     if header.sysFlag & PullFlag.SUBSCRIPTION:
-        if header.expressionType not in (None, "", "TAG"):
-            raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR,
-                f"the broker does not support filters of type {header.expressionType}; use TAG",
-            )
-        return filters.parse_tags(header.subscription)
-    return _registered_filter(broker, header, group.consumeBroadcastEnable)
+        if filters.is_tags(header.expressionType):
+            return filters.parse_tags(header.subscription)
+        kind = header.expressionType
+        wants: Filter = filters.by_expression(kind, header.subscription)
+    else:
+        kind, wants = _registered_filter(broker, header, group.consumeBroadcastEnable)
+        if filters.is_tags(kind):
+            return wants
+    check_property_filter(broker, kind)
+    if config.filters_retries and header.topic.startswith(names.RETRY_PREFIX):
+        of_group = header.topic.removeprefix(names.RETRY_PREFIX)
+        return RetryFilter(lambda topic: broker.sql_filters.filter_of(of_group, topic))
+    return wants
 
 
-def _registered_filter(broker: Broker, header: PullHeader, allows_broadcast: bool) -> TagFilter:
-    """The filter that the group's heartbeat brought; 24 and 25 make the client wait for it."""
+def check_property_filter(broker: Broker, kind: str | None) -> None:
+    """Filters on properties may be off; RocketMQ answers with 1 then."""
+    if not broker.config.is_property_filter_enabled:
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the broker does not support filters of type {kind} (enablePropertyFilter=false)",
+        )
+
+
+def _registered_filter(
+    broker: Broker, header: PullHeader, allows_broadcast: bool
+) -> tuple[str, Filter]:
+    """What the group's heartbeat brought: type and filter; 24, 25, 27, 28 make the client wait."""
     live = broker.members.consumers.get(header.consumerGroup)
     if live is None:
         raise RequestRefused(
@@ -124,22 +140,31 @@ def _registered_filter(broker: Broker, header: PullHeader, allows_broadcast: boo
             f"the subscription of group {header.consumerGroup!r} to {header.topic!r} is older "
             "here than in the request; wait for the next heartbeat",
         )
-    found = live.filters.get(header.topic)
-    if found is None:
+    kind = subscription.expressionType
+    if filters.is_tags(kind):
+        return kind, live.filters[header.topic]
+    entry = broker.sql_filters.get(header.consumerGroup, header.topic)
+    if entry is None:
+        why = broker.sql_filters.problem(kind, subscription.subString)
         raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR,
-            f"the broker does not support filters of type {subscription.expressionType}; use TAG",
+            ResponseCode.FILTER_DATA_NOT_EXIST,
+            f"the broker has no filter of group {header.consumerGroup!r} on {header.topic!r}: "
+            f"{why}",
         )
-    return found
+    if entry.client_version < header.subVersion:
+        raise RequestRefused(
+            ResponseCode.FILTER_DATA_NOT_LATEST,
+            f"the filter of group {header.consumerGroup!r} on {header.topic!r} is older here than "
+            "in the request; wait for the next heartbeat",
+        )
+    return kind, entry.compiled
 
 
 def _forbidden(kind: int, remark: str) -> RequestRefused:
     return RequestRefused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": str(kind)})
 
 
-def run(
-    broker: Broker, call: Call, wants: TagFilter, now_ms: int, *, may_hold: bool
-) -> Reply | None:
+def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: bool) -> Reply | None:
     """Read the queue once and answer, or hold."""
     header: PullHeader = call.header
     topic, group, queue_id = header.topic, header.consumerGroup, header.queueId
@@ -154,6 +179,7 @@ def run(
         header.queueOffset,
         header.maxMsgNums,
         _accept(broker, wants),
+        max_scan=wants.max_scan,
     )
     status = fetched.status
     if status in (FetchStatus.NO_MESSAGE_IN_QUEUE, FetchStatus.NO_MATCHED_LOGIC_QUEUE):
@@ -175,23 +201,21 @@ def run(
     return Reply(code, status.name, ext, fetched.body)
 
 
-def _accept(broker: Broker, wants: TagFilter) -> Callable[[int, int], bool] | None:
-    """The filter as the store asks it: by a unit's tag code, or by the record's own tag."""
+def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
+    """The filter as the store asks it: by a unit's tag code, or by the record's properties."""
     if wants.accepts_all:
         return None
-    if not wants.prefixes:
+    if not wants.needs_record:
         return lambda tags_code, log_offset: wants.accepts_code(tags_code)
 
-    def by_text(tags_code: int, log_offset: int) -> bool:
-        raw = broker.store.record_at(log_offset)
-        if raw is None:
-            return True  # the store tells what is wrong with it
-        return wants.accepts_tag(properties.get(record.decode(raw).properties, properties.TAGS))
+    def by_record(tags_code: int, log_offset: int) -> bool:
+        text = broker.store.properties_at(log_offset)
+        return text is None or wants.accepts_record(text)  # None: the store tells what is wrong
 
-    return by_text
+    return by_record
 
 
-def _hold(broker: Broker, call: Call, wants: TagFilter, now_ms: int) -> bool:
+def _hold(broker: Broker, call: Call, wants: Filter, now_ms: int) -> bool:
     header: PullHeader = call.header
     config = broker.config
     if broker.is_stopping or call.conn not in broker.peers:

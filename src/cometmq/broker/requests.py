@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cometmq.broker import admin, heartbeat, names, pull, query, send, status
+from cometmq.broker import (
+    admin,
+    heartbeat,
+    names,
+    pull,
+    query,
+    recall,
+    reply,
+    retry,
+    send,
+    status,
+    transaction,
+)
 from cometmq.requests import Entry
 from cometmq.wire import headers as h
 from cometmq.wire.codes import RequestCode as C
@@ -56,8 +68,13 @@ TABLE: dict[int, Entry[Broker]] = {
     C.SEND_MESSAGE: Entry(send.send, h.SendHeader),
     C.SEND_MESSAGE_V2: Entry(send.send, h.parse_send_v2),
     C.SEND_BATCH_MESSAGE: Entry(send.send, h.parse_send_v2),
+    C.SEND_REPLY_MESSAGE: Entry(reply.send_reply, h.SendHeader),
+    C.SEND_REPLY_MESSAGE_V2: Entry(reply.send_reply, h.parse_send_v2),
     C.PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
     C.LITE_PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
+    C.CONSUMER_SEND_MSG_BACK: Entry(retry.send_back, h.SendBackHeader),
+    C.RECALL_MESSAGE: Entry(recall.recall, _named(h.RecallHeader)),
+    C.END_TRANSACTION: Entry(transaction.end_transaction, _named(h.EndTransactionHeader)),
     # questions
     C.QUERY_MESSAGE: Entry(query.by_key, _named(h.QueryMessageHeader)),
     C.VIEW_MESSAGE_BY_ID: Entry(query.by_log_offset, h.ViewMessageHeader),
@@ -95,6 +112,9 @@ TABLE: dict[int, Entry[Broker]] = {
     C.CLEAN_EXPIRED_CONSUMEQUEUE: Entry(admin.clean_files),
     C.DELETE_EXPIRED_COMMITLOG: Entry(admin.clean_files),
     C.CLEAN_UNUSED_TOPIC: Entry(admin.clean_unused_topics),
+    # timers, as a follower asks for them
+    C.GET_TIMER_CHECK_POINT: Entry(recall.timer_check_point),
+    C.GET_TIMER_METRICS: Entry(recall.timer_metrics),
     # status
     C.GET_BROKER_RUNTIME_INFO: Entry(status.runtime),
     C.GET_TOPIC_STATS_INFO: Entry(status.topic_stats, _named(h.TopicHeader)),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cometmq.broker import names
+from cometmq.broker import names, recall, retry, timed
+from cometmq.broker.half_records import as_half
 from cometmq.errors import (
     BodyError,
     MessageIllegal,
@@ -35,12 +36,12 @@ _RESERVED = (
     properties.CLUSTER,
     properties.POP_CHECKPOINT,
 )
-_LATER = (
-    properties.DELAY,
+_TIMED = (
     properties.TIMER_DELAY_SEC,
     properties.TIMER_DELAY_MS,
     properties.TIMER_DELIVER_MS,
 )
+_LATER = (properties.DELAY, *_TIMED)
 
 
 _KINDS = (properties.HALF, properties.DELAY, "TIMER_")
@@ -54,7 +55,7 @@ def send(broker: Broker, call: Call) -> Reply | None:
     header: SendHeader = call.header
     try:
         _check_busy(broker, call)
-        topic = _check(broker, header, call)
+        topic = check(broker, header, call)
         if header.batch:
             return _store_batch(broker, call, header, topic)
         return _store_one(broker, call, header, topic)
@@ -94,7 +95,7 @@ def _check_busy(broker: Broker, call: Call) -> None:
         )
 
 
-def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
+def check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
     """Everything that may refuse a send before the store is asked; returns the topic."""
     config, now_ms = broker.config, call.now_ms
     if now_ms < config.accept_sends_from_ms:
@@ -130,7 +131,7 @@ def _check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
     if header.batch:
         _check_batch(broker, header, call.frame.body)
     else:
-        _check_kind(header)
+        _check_kind(broker, header, call.now_ms)
         _check_size(broker, header, len(call.frame.body))
     if retry_group is not None and broker.groups.get(retry_group) is None:
         raise RequestRefused(
@@ -160,28 +161,39 @@ def _refuse_bits(header: SendHeader) -> None:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL, "inner batches (queue.type=BatchCQ) are not supported"
         )
-    if not header.batch:  # a record with these bits enters no queue: nobody would ever see it
+    if not header.batch and not is_half(header):  # nobody would ever see a record with these bits
         raise RequestRefused(
-            ResponseCode.NO_PERMISSION, "transactional messages are not supported by this version"
+            ResponseCode.NO_PERMISSION, "sysFlag says transactional, but TRAN_MSG is not true"
         )
 
 
-def _check_kind(header: SendHeader) -> None:
+def is_half(header: SendHeader) -> bool:
+    """Whether a send begins a transaction. A consumer that sends a committed message back by itself
+    does not, though it passes on the property."""
+    text = header.properties or ""
+    if properties.HALF not in text:
+        return False
+    is_again = (header.reconsumeTimes or 0) > 0
+    if is_again and (properties.get(text, properties.DELAY) or "0") != "0":
+        return False
+    return (properties.get(text, properties.HALF) or "").lower() == "true"
+
+
+def _check_kind(broker: Broker, header: SendHeader, now_ms: int) -> None:
     """Message kinds that this version can't keep are refused, never stored as something else."""
     text = header.properties or ""
     if not any(name in text for name in _KINDS):
         return
-    if (properties.get(text, properties.HALF) or "").lower() == "true":
+    if broker.config.rejects_transactions and is_half(header):
         raise RequestRefused(
-            ResponseCode.NO_PERMISSION, "transactional messages are not supported by this version"
+            ResponseCode.NO_PERMISSION,
+            f"broker {broker.config.name} takes no transactional messages "
+            "(rejectTransactionMessage)",
         )
-    for name in _LATER:
-        value = properties.get(text, name)
-        if value is not None and value != "0":
-            raise RequestRefused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"delayed messages are not supported by this version ({name}={value})",
-            )
+    try:
+        timed.slot_for(broker.config, header.topic, text, now_ms)
+    except StoreError as error:
+        raise _refusal(error) from None
 
 
 def _check_size(broker: Broker, header: SendHeader, body_bytes: int) -> None:
@@ -265,26 +277,33 @@ def _create(broker: Broker, topic: TopicConfig, call: Call) -> None:
 
 
 def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfig) -> Reply | None:
-    text, unique_key = _complete(broker, header.properties or "", call.now_ms)
-    message = _message(broker, call, header, _queue(broker, header, topic))
-    message.body = call.frame.body
-    message.properties = text
-    message.flag = header.flag
+    message, unique_key = new_message(broker, call, header, topic)
+    text = message.properties
+    queue_id = message.queue_id
+    if header.topic.startswith(names.RETRY_PREFIX):
+        message = retry.limit_of_resend(broker, call, message, header.maxReconsumeTimes)
     try:
+        if is_half(header):
+            as_half(message, unique_key)
+        elif not broker.delay.redirect(message):
+            broker.timers.redirect(broker.config, message, call.now_ms)
         stored = broker.store.append(message, call.now_ms)
     except StoreError as error:
         raise _refusal(error) from None
-    broker.stats.put(header.topic, 1, stored.size)
-    if broker.teacher is not None:
-        broker.teacher.sent(header, topic, message.queue_id)
+    is_prepared = message.topic == names.HALF_TOPIC
+    broker.stats.put(message.topic if is_prepared else header.topic, 1, stored.size)
+    if broker.teacher is not None and message.topic == header.topic:
+        broker.teacher.sent(header, topic, queue_id)
     ext = {
         **broker.send_ext,
         "msgId": message_id.offset_id(broker.store_host, stored.log_offset),
-        "queueId": str(message.queue_id),
+        "queueId": str(queue_id),
         "queueOffset": str(stored.queue_offset),
     }
-    if unique_key is not None:
-        ext["transactionId"] = unique_key
+    ext["transactionId"] = unique_key
+    handle = recall.handle_of(broker.config.name, message)
+    if handle is not None:
+        ext["recallHandle"] = handle
     return broker.acknowledge(call, Reply(ext=ext), stored.end_offset, header.topic, text=text)
 
 
@@ -320,6 +339,20 @@ def _store_batch(
     return broker.acknowledge(call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer)
 
 
+def new_message(
+    broker: Broker, call: Call, header: SendHeader, topic: TopicConfig
+) -> tuple[NewMessage, str]:
+    """The message of a send, completed, and its unique key."""
+    text, unique_key = _complete(broker, header.properties or "", call.now_ms)
+    message = _message(broker, call, header, _queue(broker, header, topic))
+    message.body = call.frame.body
+    message.properties = text
+    message.flag = header.flag
+    if is_half(header):
+        message.sys_flag &= ~TRANSACTION_MASK
+    return message, unique_key
+
+
 def _queue(broker: Broker, header: SendHeader, topic: TopicConfig) -> int:
     if header.queueId >= 0:
         return header.queueId
@@ -339,7 +372,7 @@ def _message(broker: Broker, call: Call, header: SendHeader, queue_id: int) -> N
     )
 
 
-def _complete(broker: Broker, text: str, now_ms: int) -> tuple[str, str | None]:
+def _complete(broker: Broker, text: str, now_ms: int) -> tuple[str, str]:
     """The properties as they are stored: with region, trace, cluster and a unique key."""
     if any(mark in text for mark in _RESERVED_MARKS):
         table = properties.parse(text)

@@ -31,6 +31,7 @@ class Counters(msgspec.Struct):
     flush_timeouts: int = 0
     notifications: int = 0
     topics_created: int = 0
+    dead_letters: int = 0
 
 
 class Traffic(msgspec.Struct):

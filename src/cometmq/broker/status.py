@@ -39,7 +39,7 @@ FORWARD_TIMEOUT_MS = 10_000
 def runtime(broker: Broker, call: Call) -> Reply:
     """28: the table that clusterList and brokerStatus print; all values are text."""
     now_ms, stats, store = call.now_ms, broker.stats, broker.store
-    counters = stats.counters
+    counters, timers = stats.counters, broker.timers
     seconds = (now_ms - stats.boot_ms) // 1000
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)
@@ -84,9 +84,9 @@ def runtime(broker: Broker, call: Call) -> Reply:
         "pageCacheLockTimeMills": 0,
         "earliestMessageTimeStamp": -1 if first is None else first,
         "startAcceptSendRequestTimeStamp": broker.config.accept_sends_from_ms,
-        "timerReadBehind": 0,
-        "timerOffsetBehind": 0,
-        "timerCongestNum": 0,
+        "timerReadBehind": timers.lag_ms(now_ms) // 1000,
+        "timerOffsetBehind": timers.unread(store),
+        "timerCongestNum": max(timers.pending, 0),
         "timerEnqueueTps": "0.0",
         "timerDequeueTps": "0.0",
     }
@@ -96,6 +96,7 @@ def runtime(broker: Broker, call: Call) -> Reply:
         table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
     table["EndTransactionQueueSize"] = 0
     table["EndTransactionThreadPoolQueueCapacity"] = broker.config.max_queued_frames
+    table["cometmqTimersLagMs"] = timers.lag_ms(now_ms)
     table.update(own_figures(broker))
     return Reply(body=fastjson.dumps({"table": {k: str(v) for k, v in table.items()}}))
 
@@ -123,7 +124,21 @@ def own_figures(broker: Broker) -> dict[str, object]:
         "cometmqProducerGroupsLimitReached": broker.members.refused_producers,
         "cometmqConnections": len(broker.peers),
         "cometmqSubscriptionConflicts": broker.members.subscription_conflicts,
+        "cometmqSqlFilters": broker.sql_filters.count,
+        "cometmqSqlFiltersLimitReached": broker.sql_filters.refused_by_limit,
         "cometmqOffsetsMovedBack": broker.offsets.moved_back,
+        "cometmqHalfMessages": broker.half.open_count(broker.store),
+        "cometmqTransactionCommits": broker.half.commits,
+        "cometmqTransactionRollbacks": broker.half.rollbacks,
+        "cometmqTransactionChecks": broker.half.checks,
+        "cometmqTransactionChecksWithoutProducer": broker.half.unanswerable,
+        "cometmqTransactionsGivenUp": broker.half.discarded,
+        "cometmqTransactionEndsRepeated": broker.half.repeated,
+        "cometmqTransactionEndsHealed": broker.half.healed,
+        "cometmqTimersPending": max(broker.timers.pending, 0),
+        "cometmqTimersDelivered": broker.timers.delivered,
+        "cometmqTimersRecalled": broker.timers.recalled,
+        "cometmqTimersLost": broker.timers.lost,
         "cometmqReadOnlyReason": broker.store.read_only_reason or "",
         **{f"cometmqNet{name}": count for name, count in broker.net_figures().items()},
     }

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cometmq.broker import names
-from cometmq.broker.filters import TagFilter
+from cometmq.broker.filters import Filter, TagFilter
 from cometmq.wire import message_id
 from cometmq.wire.bodies import TopicConfig
 from cometmq.wire.codes import FLAG_RESPONSE, Perm, PullFlag
@@ -72,12 +72,14 @@ class Teacher:
                 cast("Traffic", broker.stats.of_topic(name)),
             )
 
-    def pulled(self, header: PullHeader, wants: TagFilter, offset: int) -> None:
+    def pulled(self, header: PullHeader, wants: Filter, offset: int) -> None:
         """A pull was answered with messages from `offset` on: so can the next one."""
+        if not isinstance(wants, TagFilter) or wants.needs_record:
+            return  # the compiled path knows tag codes, nothing of what a record says
         broker = self._broker
         topic = broker.topics.get(header.topic)
         ends = broker.store.queue_ends(header.topic, header.queueId)
-        if wants.prefixes or ends is None or topic is None:
+        if ends is None or topic is None:
             return
         sub_version = 0
         is_own = bool(header.sysFlag & PullFlag.SUBSCRIPTION)

@@ -208,6 +208,11 @@ class FlushPlan:
             targets.append(self._checkpoint.target())
         return targets
 
+    def hurry_log(self, now_ms: int) -> None:
+        """Make the next flush of the log a thorough one, and due."""
+        self._log_at_ms = self._log_all_at_ms = now_ms
+        self.quiet_until_ms = 0
+
     def hurry_queues(self, now_ms: int) -> None:
         """Make the next flush of queues a thorough one, and due."""
         self._queues_at_ms = self._queues_all_at_ms = now_ms

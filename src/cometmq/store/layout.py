@@ -6,6 +6,8 @@ must agree on to open the same directory is written down here once; nothing here
     commitlog/<20 digits>                          log_file_bytes each, named by first byte
     consumequeue/<topic>/<queue id>/<20 digits>    queue_file_bytes each, named by first byte
     index/<17 digits>                              40 + 4 * index_slots + 20 * index_entries
+    timerlog/<20 digits>                           timer_log_file_bytes each, named by first byte
+    timerwheel                                     32 * 1209600
     checkpoint  4096        lock  "lock"           abort  exists while running: the pid as text
     next.tmp    a log file being made ahead, until it is linked into commitlog/
 """
@@ -21,6 +23,8 @@ from cometmq.errors import ConfigError, UsageError
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
 INDEX = "index"
+TIMER_LOG = "timerlog"
+TIMER_WHEEL = "timerwheel"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"

@@ -60,6 +60,7 @@ class Reading:
         max_count: int,
         accept: Callable[[int, int], bool] | None,
         max_bytes: int,
+        max_scan: int | None,
     ) -> Fetched:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -77,6 +78,8 @@ class Reading:
             return Fetched(status, high, low, high)
         max_count = max(max_count, 1)
         wanted = max_count if accept is None else max(self._config.max_scan_units, max_count)
+        if max_scan is not None:
+            wanted = min(wanted, max_scan)
         units = queue.units(offset, wanted)
         if not units:
             file_units = self._config.queue_file_bytes // layout.UNIT_BYTES
@@ -126,11 +129,7 @@ class Reading:
                 ):
                     break
             offset += 1
-            if (
-                accept is not None
-                and tags_code > layout.EXT_ADDRESS_MAX
-                and not accept(tags_code, log_offset)
-            ):
+            if accept is not None and not accept(tags_code, log_offset):
                 continue
             view = commit_log.view(log_offset, size)
             if view is None:
@@ -207,6 +206,12 @@ class Reading:
             return None
         view = self._log.view(log_offset, found.size)
         return bytes(view) if view is not None else None
+
+    def properties_at(self, log_offset: int) -> str | None:
+        if not self._log.min_offset <= log_offset < self._log.committed_at:
+            return None
+        found = self._log.scan(log_offset, verify_crc=False)
+        return found.properties if type(found) is Scan else None
 
     def find_by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int

@@ -388,10 +388,13 @@ class Store:
         accept: Callable[[int, int], bool] | None = None,
         *,
         max_bytes: int = 2**31 - 1,
+        max_scan: int | None = None,
         now_ms: int = 0,
     ) -> Fetched:
-        """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over."""
-        return self._reading.fetch(topic, queue_id, offset, max_count, accept, max_bytes)
+        """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over.
+
+        `max_scan`: units looked at, where asking `accept` is dearer than usual."""
+        return self._reading.fetch(topic, queue_id, offset, max_count, accept, max_bytes, max_scan)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the last visible message; 0 for a queue that never was."""
@@ -406,6 +409,13 @@ class Store:
         """The number the next appended message will get."""
         queue = self._queues.get(topic, queue_id)
         return queue.ends.next_offset if queue is not None else 0
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
+        """(log offset, record size, tags code) of a visible message; None if it is not there."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not self.min_offset(topic, queue_id) <= offset < queue.max_offset:
+            return None
+        return queue.unit(offset)
 
     def store_ms_at(self, topic: str, queue_id: int, offset: int) -> int | None:
         return self._reading.store_ms_at(topic, queue_id, offset)
@@ -423,6 +433,11 @@ class Store:
     def record_at(self, log_offset: int) -> bytes | None:
         """A record's bytes, only if exactly a valid record starts there."""
         return self._reading.record_at(log_offset)
+
+    def properties_at(self, log_offset: int) -> str | None:
+        """A record's property string, only if exactly a record starts there; its body is not
+        checked."""
+        return self._reading.properties_at(log_offset)
 
     def find_by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
@@ -542,6 +557,11 @@ class Store:
         if self._refusal is None:
             self._refusal = f"a flush of {kind} failed ({reason}); read-only until restart"
 
+    def hurry_log(self, now_ms: int) -> None:
+        """Somebody waits for all that is in the log to be durable."""
+        if self.flushed_offset < self.max_log_offset:
+            self._flush.hurry_log(now_ms)
+
     def stall_remark(self, now_ms: int) -> str | None:
         """Why senders had better wait, if the disk does not keep up; None if it does.
 
@@ -651,12 +671,13 @@ class Store:
             return self._clean_at_ms
         return min(self._clean_at_ms, self._flush.next_ms(now_ms))
 
-    def close(self, now_ms: int) -> None:
-        """Make everything durable and let go; `abort` stays if that can't be promised."""
+    def close(self, now_ms: int, last: Callable[[], None] | None = None) -> None:
+        """Make everything durable and let go; `abort` stays if that can't be promised. `last` is
+        called when messages and queues are durable, for what must not be so before them."""
         if self._is_closed:
             return
         self._is_closed = True
-        is_clean = self._refusal is None and self._make_all_durable(now_ms)
+        is_clean = self._refusal is None and self._make_all_durable(now_ms, last)
         self._refusal = self._refusal or "the store is closed"
         if is_clean:
             self._log.remove_unused()
@@ -671,13 +692,15 @@ class Store:
             self._refusal = self._refusal or "the store was abandoned"
             self._release()
 
-    def _make_all_durable(self, now_ms: int) -> bool:
+    def _make_all_durable(self, now_ms: int, last: Callable[[], None] | None) -> bool:
         try:
             self._flush.sync_log(self._last_store_ms)
             self.dispatch(now_ms)
             if self.is_dispatch_behind:
                 return False
             self._flush.sync_queues(self._dispatcher.position, self._dispatcher.last_store_ms)
+            if last is not None:
+                last()
         except OSError as error:
             self.flush_failed("close", str(error), now_ms)
             return False

@@ -75,9 +75,13 @@ def bind(host: str, port: int) -> socket.socket:
     refused, and a second `bind` of the same port may listen as often as it likes."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        # A free port is chosen without the option: with it, Linux may give one that somebody else
+        # holds like this. Set afterwards, it lets our own listener in.
+        if port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         bound.close()
         raise

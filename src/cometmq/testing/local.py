@@ -43,6 +43,7 @@ SMALL_FILES = {
     "mappedFileSizeConsumeQueue": "200000",
     "maxHashSlotNum": "10000",
     "maxIndexNum": "40000",
+    "mappedFileSizeTimerLog": "1048576",
 }
 SPARE_BYTES = 256 * MIB
 """A test's disk counts as full with less than this free, not at 90 %: a developer's nearly full
@@ -313,6 +314,7 @@ class _Life:
             self._clock,
             files=self._broker_files,
             around=self._around_broker,
+            has_vip=False,  # it might be the port that another LocalBroker keeps for its restart
         )
         await self._broker.start()
         await self._broker.registered()

@@ -43,6 +43,7 @@ CHUNK_BYTES = 256 * 1024  # asyncio reads no more at once
 HIGH_BYTES = 64 * 1024  # asyncio's own default
 SYN_WAITS_S = (1, 2, 4, 8, 16, 32, 64)  # as Linux: a connect nobody answers fails after 127 s
 FIRST_PORT = 40_001
+MOST_CANCELS = 100  # of what a killed process has left
 EXECUTOR_US = 2_000  # what is run in an executor takes up to this long
 
 _EOF = b""  # in an inbox: the stream ends
@@ -349,8 +350,12 @@ class _Task(asyncio.Task[T]):
 
     def __init__(self, coro: Coroutine[Any, Any, T], *, loop: SimLoop, **options: Any) -> None:
         self.number = loop.number()
+        context = options.get("context")
+        self.process = _PROCESS.get() if context is None else context.get(_PROCESS)
         super().__init__(coro, loop=loop, **options)
         loop.keep(self)
+        if self.process is not None and not self.process.is_up:
+            self.cancel()  # a timer of a killed program made it
 
     def __hash__(self) -> int:
         return self.number
@@ -392,25 +397,49 @@ class Process:
         self.host = host
         self.is_up = True
         self._loop = loop
-        self._tasks: list[asyncio.Task[Any]] = []
         self._context = contextvars.copy_context()
         self._context.run(_PROCESS.set, self)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine as part of this program."""
         assert self.is_up, "a killed process runs nothing"
-        task = self._loop.create_task(work, context=self._context.copy())
-        self._tasks.append(task)
-        return task
+        return self._loop.create_task(work, context=self._context.copy())
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """What it has begun and not ended, the tasks of its tasks included; oldest first."""
+        return [one for one in self._loop.pending() if getattr(one, "process", None) is self]
+
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """What it has scheduled for later; not what its system does for its connections."""
+        found = []
+        for timer in cast(Any, self._loop)._scheduled:
+            if timer.cancelled() or timer._context.get(_PROCESS) is not self:
+                continue
+            if not isinstance(getattr(timer._callback, "__self__", None), _SYSTEM):
+                found.append(timer)
+        return found
 
     def kill(self) -> None:
         """kill -9: peers see a reset, the program hears nothing more. Its tasks are cancelled,
-        which is the one thing of it that a real process would not see."""
+        which is the one thing of it that a real process would not see; what they do then reaches
+        nobody, and tasks that its timers begin later are cancelled at once."""
         if self.is_up:
             self.is_up = False
             self._loop.network.died(self)
-            for task in self._tasks:
-                task.cancel()
+            self._cancel(MOST_CANCELS)
+
+    def _cancel(self, times: int) -> None:
+        """Some take a cancellation for the end of one piece of work, and go on with the next."""
+        left = self.tasks()
+        for task in left:
+            task.cancel()
+        if left and times:
+            self._loop.call_soon(self._cancel, times - 1, context=contextvars.Context())
+
+
+def running_process() -> Process | None:
+    """The program whose code runs now, if it was given a process of its own."""
+    return _PROCESS.get()
 
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
@@ -861,6 +890,9 @@ class SimTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = cast(asyncio.Protocol, protocol)
+
+
+_SYSTEM = (LoopNetwork, SimTransport)
 
 
 class SimAsyncServer(asyncio.AbstractServer):

@@ -10,6 +10,7 @@ workers that run the same jobs at virtual moments take their places.
 
 from __future__ import annotations
 
+import contextvars
 import random
 from collections.abc import Callable
 from socket import socket
@@ -112,8 +113,9 @@ class SimServer:
         for worker in self._workers:
             worker.die()
         self.files.kill()
-        # Ends the timers and dials that it left on the loop; no core hears of it.
-        self.loop.create_task(driver.stop(0))
+        # Ends the timers and dials that it left on the loop; no core hears of it. Outside of the
+        # killed process, in which nothing runs to its end.
+        self.loop.create_task(driver.stop(0), context=contextvars.Context())
 
     async def restart(self) -> None:
         """Crash, if it is up, and start on the same files."""

@@ -274,6 +274,14 @@ class SendBackHeader(msgspec.Struct, gc=False, frozen=True):
     maxReconsumeTimes: Int32 | None = None
 
 
+class RecallHeader(msgspec.Struct, gc=False, frozen=True):
+    """370."""
+
+    topic: str
+    recallHandle: str
+    producerGroup: str | None = None
+
+
 class EndTransactionHeader(msgspec.Struct, gc=False, frozen=True):
     producerGroup: str
     tranStateTableOffset: int

@@ -527,11 +527,5 @@ def test_tag_subscriptions_pass_the_check(bench: Bench) -> None:
     assert check(bench, subString="A || B", expressionType="TAG").code == 0
 
 
-def test_sql_subscriptions_do_not(bench: Bench) -> None:
-    answer = check(bench, subString="a > 1", expressionType="SQL92")
-    assert answer.code == 1
-    assert "SQL92" in str(answer.remark)
-
-
 def test_bad_tag_subscriptions_do_not(bench: Bench) -> None:
     assert check(bench, subString="||", expressionType="TAG").code == 23

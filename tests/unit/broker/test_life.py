@@ -24,11 +24,8 @@ from .harness import NAMESRV, NOW_MS, Bench, StubNameServer, bodies_of, response
         0,
         -1,
         9999,
-        C.CONSUMER_SEND_MSG_BACK,
-        C.END_TRANSACTION,
         C.POP_MESSAGE,
         C.ACK_MESSAGE,
-        C.SEND_REPLY_MESSAGE,
     ],
 )
 @pytest.mark.parametrize("serialize", [0, 1])
@@ -64,10 +61,11 @@ def test_a_bug_in_a_handler_is_answered_1_and_counted(
     def fail(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(bench.store, "max_offset", fail)
-    answer = bench.ask(C.GET_MAX_OFFSET, {"topic": "T", "queueId": 0})
+    monkeypatch.setattr(bench.store, "earliest_store_ms", fail)
+    bench.create_topic()
+    answer = bench.ask(C.GET_EARLIEST_MSG_STORETIME, {"topic": "T", "queueId": 0})
     assert answer.code == 1
-    assert "GET_MAX_OFFSET" in str(answer.remark) and "oops" in str(answer.remark)
+    assert "GET_EARLIEST_MSG_STORETIME" in str(answer.remark) and "oops" in str(answer.remark)
     assert bench.broker.served.bugs == 1
     assert "ZeroDivisionError" in caplog.text
     bench.broker.served.bugs = 0

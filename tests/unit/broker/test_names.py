@@ -45,6 +45,11 @@ def json(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
+def end_of_transaction() -> dict[str, Any]:
+    offsets = {"tranStateTableOffset": 0, "commitLogOffset": 0}
+    return {"producerGroup": GOOD, "commitOrRollback": 8, **offsets}
+
+
 TOPIC_REQUESTS: dict[int, Any] = {
     C.SEND_MESSAGE: lambda b, t: (b.send_ext(t, code=C.SEND_MESSAGE), b"x"),
     C.SEND_MESSAGE_V2: lambda b, t: (b.send_ext(t), b"x"),
@@ -80,10 +85,14 @@ TOPIC_REQUESTS: dict[int, Any] = {
         b"",
     ),
     C.GET_TOPIC_STATS_INFO: lambda b, t: ({"topic": t}, b""),
+    C.SEND_REPLY_MESSAGE: lambda b, t: (b.send_ext(t, code=C.SEND_MESSAGE), b"x"),
+    C.SEND_REPLY_MESSAGE_V2: lambda b, t: (b.send_ext(t), b"x"),
+    C.RECALL_MESSAGE: lambda b, t: ({"topic": t, "recallHandle": "x"}, b""),
     C.QUERY_TOPIC_CONSUME_BY_WHO: lambda b, t: ({"topic": t}, b""),
     C.QUERY_CONSUME_TIME_SPAN: lambda b, t: ({"topic": t, "group": GOOD}, b""),
 }
 OPTIONAL_TOPIC_REQUESTS: dict[int, Any] = {
+    C.END_TRANSACTION: lambda b, t: (end_of_transaction() | {"topic": t}, b""),
     C.GET_CONSUME_STATS: lambda b, t: ({"consumerGroup": GOOD, "topic": t}, b""),
     C.QUERY_SUBSCRIPTION_BY_CONSUMER: lambda b, t: ({"group": GOOD, "topic": t}, b""),
     C.CLONE_GROUP_OFFSET: lambda b, t: (
@@ -92,6 +101,7 @@ OPTIONAL_TOPIC_REQUESTS: dict[int, Any] = {
     ),
 }
 GROUP_REQUESTS: dict[int, Any] = {
+    C.END_TRANSACTION: lambda b, g: (end_of_transaction() | {"producerGroup": g}, b""),
     C.PULL_MESSAGE: lambda b, g: (b.pull_ext("BenchmarkTest", group=g), b""),
     C.LITE_PULL_MESSAGE: lambda b, g: (b.pull_ext("BenchmarkTest", group=g), b""),
     C.QUERY_CONSUMER_OFFSET: lambda b, g: (queue(b, "BenchmarkTest") | {"consumerGroup": g}, b""),
@@ -99,6 +109,7 @@ GROUP_REQUESTS: dict[int, Any] = {
         queue(b, "BenchmarkTest") | {"consumerGroup": g, "commitOffset": 1},
         b"",
     ),
+    C.CONSUMER_SEND_MSG_BACK: lambda b, g: ({"group": g, "offset": 0, "delayLevel": 0}, b""),
     C.GET_CONSUMER_LIST_BY_GROUP: lambda b, g: ({"consumerGroup": g}, b""),
     C.LOCK_BATCH_MQ: lambda b, g: (None, json({"consumerGroup": g, "clientId": "c"})),
     C.UNLOCK_BATCH_MQ: lambda b, g: (None, json({"consumerGroup": g, "clientId": "c"})),
@@ -137,6 +148,8 @@ NAMELESS = {
     C.DELETE_EXPIRED_COMMITLOG,
     C.CLEAN_UNUSED_TOPIC,
     C.GET_BROKER_RUNTIME_INFO,
+    C.GET_TIMER_CHECK_POINT,
+    C.GET_TIMER_METRICS,
     C.GET_ALL_PRODUCER_INFO,
     C.VIEW_BROKER_STATS_DATA,  # a key of figures that are kept, not a name
 }

@@ -226,11 +226,6 @@ def test_an_expression_beyond_all_measure(bench: Bench) -> None:
     refused(bench.pull(tags="||".join(f"t{n}" for n in range(1025))), 23, "1025", "1024")
 
 
-def test_sql_filters_are_refused(bench: Bench) -> None:
-    bench.create_topic()
-    refused(bench.pull(tags="a > 1", kind="SQL92"), 1, "SQL92", "TAG")
-
-
 def test_the_checks_come_in_rocketmqs_order(benches: Benches) -> None:
     bench = benches(permission=2, is_lite_pull_enabled=False, is_group_auto_created=False)
     wrong = {"topic": "Nope", "queue": 99, "tags": "||", "code": C.LITE_PULL_MESSAGE}
@@ -285,12 +280,6 @@ def test_a_group_that_may_not_broadcast(bench: Bench) -> None:
     )
     bench.beat(model="BROADCASTING")
     refused(registered_pull(bench), 16, "broadcast", kind="4")
-
-
-def test_a_sql_subscription_is_refused_when_it_is_used(bench: Bench) -> None:
-    bench.create_topic()
-    bench.beat(topics={"T": "a > 1"}, kind="SQL92")
-    refused(registered_pull(bench), 1, "SQL92")
 
 
 def test_the_subscription_of_the_heartbeat_filters(bench: Bench) -> None:

@@ -288,27 +288,27 @@ def test_properties_that_pass_the_limit_with_the_brokers_own_are_refused(bench: 
     refused(bench, bench.send(props={"a": "x" * 32764}), 13, "32767")
 
 
-def test_half_messages_are_refused(bench: Bench) -> None:
-    refused(bench, bench.send(props={"TRAN_MSG": "true"}, sys_flag=4), 16, "transactional")
-
-
 @pytest.mark.parametrize("bits", [SysFlag.PREPARED, SysFlag.ROLLBACK])
 def test_a_flag_that_would_hide_the_message_for_ever_is_refused(bench: Bench, bits: int) -> None:
     refused(bench, bench.send(sys_flag=bits), 16, "transactional")
 
 
 @pytest.mark.parametrize(
-    "props",
+    ("props", "kept_in"),
     [
-        {"DELAY": "3"},
-        {"TIMER_DELAY_SEC": "5"},
-        {"TIMER_DELAY_MS": "5"},
-        {"TIMER_DELIVER_MS": "1800000000000"},
+        ({"DELAY": "3"}, ("SCHEDULE_TOPIC_XXXX", 2)),
+        ({"TIMER_DELAY_SEC": "5"}, ("rmq_sys_wheel_timer", 0)),
+        ({"TIMER_DELAY_MS": "5"}, ("rmq_sys_wheel_timer", 0)),
+        ({"TIMER_DELIVER_MS": "1700000060000"}, ("rmq_sys_wheel_timer", 0)),
     ],
 )
-def test_delayed_messages_are_refused(bench: Bench, props: dict[str, str]) -> None:
-    (name,) = props
-    refused(bench, bench.send(props=props), 13, "delayed", name)
+def test_messages_for_later_are_kept_elsewhere(
+    bench: Bench, props: dict[str, str], kept_in: tuple[str, int]
+) -> None:
+    answer = bench.sent(queue=1, props=props)
+    assert answer.ext["queueId"] == "1"
+    assert bench.store.max_offset(*kept_in) == 1
+    assert bench.store.max_offset("T", 1) == 0
 
 
 def test_delay_zero_is_an_ordinary_message(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The blocking clients and the asyncio ones have the same public methods, with the same arguments."""
+"""The blocking and the asyncio clients have the same public methods, with the same arguments."""
 
 from __future__ import annotations
 

@@ -103,10 +103,28 @@ def test_scan_is_bounded() -> None:
     assert store.fetch("T", 0, 0, 1000, lambda code, _: False).next_offset == 1000
 
 
-def test_ext_address_passes_any_filter() -> None:
+def test_the_scan_can_be_bounded_further() -> None:
+    store = filled(200, queue_file_bytes=20 * 3000)
+    found = store.fetch("T", 0, 0, 4, lambda code, _: False, max_scan=50)
+    assert (found.status, found.next_offset) == (FetchStatus.NO_MATCHED_MESSAGE, 50)
+
+
+def test_ext_address_is_for_the_filter_to_judge() -> None:
     store = filled(1)
-    store._queues.need("T", 5).put(0, 0, len(store.record_at(0) or b""), -(2**63) + 40)
-    assert store.fetch("T", 5, 0, 4, lambda code, _: False).count == 1
+    address = -(2**63) + 40
+    store._queues.need("T", 5).put(0, 0, len(store.record_at(0) or b""), address)
+    assert store.fetch("T", 5, 0, 4, lambda code, _: code == address).count == 1
+    assert store.fetch("T", 5, 0, 4, lambda code, _: code != address).count == 0
+
+
+def test_the_properties_of_a_record() -> None:
+    store = filled(2)
+    at = store._queues.need("T", 0).unit(1)[0]
+    raw = store.record_at(at)
+    assert raw is not None
+    assert store.properties_at(at) == record.decode(raw).properties
+    assert store.properties_at(at + 1) is None
+    assert store.properties_at(10**9) is None
 
 
 def test_unit_that_points_to_no_record_is_passed_over() -> None:

@@ -78,6 +78,7 @@ TABLE: list[tuple[str, type[msgspec.Struct], str]] = [
         "topic s? producerGroup s! tranStateTableOffset l! commitLogOffset l! commitOrRollback i! "
         "fromTransactionCheck b? msgId s~ transactionId s?",
     ),
+    ("370", h.RecallHeader, "producerGroup s? topic s! recallHandle s!"),
     ("38 40 203", h.ConsumerGroupHeader, "consumerGroup s!"),
     (
         "17",

@@ -26,6 +26,8 @@ public final class Scenario {
         SCENARIOS.put("push-concurrent", Consumes::concurrent);
         SCENARIOS.put("push-orderly", Consumes::orderly);
         SCENARIOS.put("tag-filter", Consumes::tagFilter);
+        SCENARIOS.put("sql-push", Sql::push);
+        SCENARIOS.put("sql-pull", Sql::pull);
         SCENARIOS.put("broadcast", Consumes::broadcast);
         SCENARIOS.put("classic-pull", Pulls::classic);
         SCENARIOS.put("lite-pull", Pulls::lite);

@@ -1,0 +1,224 @@
+"""Messages for later, by level: RocketMQ's 18 delay levels.
+
+Owns: the queues of SCHEDULE_TOPIC_XXXX, one for each level, how far each was delivered, and
+delayOffset.json. One rule: within a level messages are delivered in their order, none before its
+time; what was delivered and not yet noted is delivered again after a crash, never lost.
+
+A delayed message is stored in queue `level - 1` with REAL_TOPIC and REAL_QID; the tags code of its
+unit is the time at which it is due (store/dispatch.py). When that comes a copy goes to the real
+topic; its property text still names DELAY, REAL_TOPIC and REAL_QID, as RocketMQ leaves it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cometmq.broker import names
+from cometmq.broker.state import StateFile
+from cometmq.errors import StoreError
+from cometmq.message import NewMessage, StoredMessage
+from cometmq.ports import NEVER_MS, Out
+from cometmq.store.layout import delay_ms_by_level
+from cometmq.wire import fastjson, properties, record
+from cometmq.wire.bodies import DataVersion, data_version
+from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
+
+if TYPE_CHECKING:
+    from cometmq.broker.broker import Broker
+
+log = logging.getLogger("cometmq.broker")
+
+SAVE_MS = 10_000
+RETRY_MS = 100  # after the store refused a delivery
+MOST_AT_ONCE = 500  # deliveries of one tick; the rest waits for the next, so that requests get in
+VERSION_STEP = 200  # deliveries per DataVersion step, as RocketMQ counts
+
+
+class Delay:
+    """The delay levels of a broker."""
+
+    def __init__(self, levels: str, stored: dict[str, Any] | None, now_ms: int) -> None:
+        self._delays_ms = delay_ms_by_level(levels)
+        self.version = DataVersion(timestamp=now_ms)
+        self.offsets: dict[int, int] = {}
+        """By level: the next unit to deliver."""
+        self.delivered = 0
+        self._due: dict[int, int] = {}  # by level, of the unit at its offset; only if there is one
+        self._blocked: dict[int, int] = {}  # by level, until when, after a refusal
+        self._steps = 0
+        if stored is not None:
+            self._load(stored)
+        self.file = StateFile("config/delayOffset.json", self.encode, SAVE_MS)
+        self.files = [self.file]
+
+    def _load(self, stored: dict[str, Any]) -> None:
+        self.version = data_version(stored.get("dataVersion"))
+        for level, offset in (stored.get("offsetTable") or {}).items():
+            try:
+                self.offsets[int(level)] = int(offset)
+            except (TypeError, ValueError):
+                log.error("delay offset skipped level=%r offset=%r", level, offset)
+
+    def encode(self) -> bytes:
+        version = self.version
+        return fastjson.dumps(
+            {
+                "dataVersion": {
+                    "counter": version.counter,
+                    "stateVersion": version.stateVersion,
+                    "timestamp": version.timestamp,
+                },
+                "offsetTable": dict(sorted(self.offsets.items())),
+            },
+            bare_int_keys=True,
+        )
+
+    # ------------------------------------------------------------------------------------------ in
+
+    @property
+    def max_level(self) -> int:
+        return len(self._delays_ms)
+
+    def redirect(self, message: NewMessage) -> bool:
+        """Send a message with a delay level to its level's queue instead; False if it has none."""
+        level = level_of(message)
+        kind = message.sys_flag & TRANSACTION_MASK
+        if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self._delays_ms:
+            return False
+        level = min(level, self.max_level)
+        table = properties.parse(message.properties)
+        for name in (
+            properties.TIMER_DELAY_SEC,
+            properties.TIMER_DELAY_MS,
+            properties.TIMER_DELIVER_MS,
+        ):
+            table.pop(name, None)
+        table[properties.DELAY] = str(level)
+        table[properties.REAL_TOPIC] = message.topic
+        table[properties.REAL_QUEUE_ID] = str(message.queue_id)
+        message.properties = properties.build(table)
+        message.topic = names.SCHEDULE_TOPIC
+        message.queue_id = level - 1
+        return True
+
+    # ----------------------------------------------------------------------------------------- out
+
+    def next_ms(self, broker: Broker, now_ms: int) -> int:
+        """When the next delivery is due."""
+        if broker.is_stopping:
+            return NEVER_MS
+        soonest = NEVER_MS
+        store = broker.store
+        for level in range(1, self.max_level + 1):
+            due_ms = self._due.get(level)
+            if due_ms is None:
+                queue_id = level - 1
+                end = store.max_offset(names.SCHEDULE_TOPIC, queue_id)
+                if self.offsets.get(level, 0) >= end:
+                    continue
+                due_ms = self._look(broker, level, end, now_ms)
+                if due_ms is None:
+                    continue
+            soonest = min(soonest, max(due_ms, self._blocked.get(level, 0)))
+        return soonest
+
+    def _look(self, broker: Broker, level: int, end: int, now_ms: int) -> int | None:
+        """When the next unit of a level is due; None if there is none."""
+        store, queue_id = broker.store, level - 1
+        offset = self.offsets.get(level, 0)
+        begin = store.min_offset(names.SCHEDULE_TOPIC, queue_id)
+        if offset < begin:
+            log.warning("delayed messages expired level=%d count=%d", level, begin - offset)
+            offset = self.offsets[level] = begin
+        if offset >= end:
+            return None
+        unit = store.unit(names.SCHEDULE_TOPIC, queue_id, offset)
+        if unit is None:
+            return None
+        due_ms = unit[2]
+        if due_ms > now_ms + self._delays_ms[level - 1]:
+            due_ms = now_ms  # the clock was set back since it was stored
+        self._due[level] = due_ms
+        return due_ms
+
+    def tick(self, broker: Broker, now_ms: int, out: Out) -> None:
+        """Deliver what is due."""
+        left = MOST_AT_ONCE
+        for level in range(1, self.max_level + 1):
+            if self._blocked.get(level, 0) > now_ms:
+                continue
+            self._blocked.pop(level, None)
+            end = broker.store.max_offset(names.SCHEDULE_TOPIC, level - 1)
+            while left and self.offsets.get(level, 0) < end:
+                due_ms = self._due.get(level)
+                if due_ms is None:
+                    due_ms = self._look(broker, level, end, now_ms)
+                if due_ms is None or due_ms > now_ms:
+                    break
+                if not self._deliver(broker, level, now_ms):
+                    self._blocked[level] = now_ms + RETRY_MS
+                    break
+                left -= 1
+
+    def _deliver(self, broker: Broker, level: int, now_ms: int) -> bool:
+        """The message at a level's offset to its real topic; False if the store refused."""
+        offset = self.offsets.get(level, 0)
+        unit = broker.store.unit(names.SCHEDULE_TOPIC, level - 1, offset)
+        raw = None if unit is None else broker.store.record_at(unit[0])
+        if raw is None:
+            log.error("delayed message can't be read level=%d offset=%d: skipped", level, offset)
+        else:
+            message = real_message(record.decode(raw))
+            if message is None or message.topic == names.HALF_TOPIC:
+                log.error("delayed message without a real topic level=%d offset=%d", level, offset)
+            else:
+                try:
+                    broker.put(message, now_ms, is_due=True)
+                except StoreError as error:
+                    log.warning("delivery refused level=%d offset=%d: %s", level, offset, error)
+                    return False
+                self.delivered += 1
+        self.offsets[level] = offset + 1
+        del self._due[level]
+        self._steps += 1
+        if self._steps % VERSION_STEP == 0:
+            self.version = self.version.next(now_ms)
+        self.file.changed(now_ms)
+        return True
+
+
+def level_of(message: NewMessage) -> int:
+    """The delay level that a message asks for; 0 if none."""
+    if properties.DELAY not in message.properties:
+        return 0
+    text = properties.get(message.properties, properties.DELAY) or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def real_message(stored: StoredMessage) -> NewMessage | None:
+    """A message that was kept elsewhere, on its way to REAL_TOPIC and REAL_QID; None if it names
+    no place that can be."""
+    topic = properties.get(stored.properties, properties.REAL_TOPIC) or ""
+    queue_text = properties.get(stored.properties, properties.REAL_QUEUE_ID) or ""
+    if names.topic_problem(topic) is not None or not queue_text.isdecimal():
+        return None
+    queue_id = int(queue_text)
+    return None if queue_id > 0xFFFF else renewed(stored, topic, queue_id)
+
+
+def renewed(stored: StoredMessage, topic: str, queue_id: int) -> NewMessage:
+    """The same message, to be stored once more, in another queue."""
+    return NewMessage(
+        topic=topic,
+        queue_id=queue_id,
+        body=stored.body,
+        properties=stored.properties,
+        flag=stored.flag,
+        sys_flag=stored.sys_flag,
+        born_ms=stored.born_ms,
+        born_host=stored.born_host,
+        store_host=stored.store_host,
+        reconsume_times=stored.reconsume_times,
+        prepared_offset=stored.prepared_offset,
+    )
