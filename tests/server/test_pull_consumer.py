@@ -554,17 +554,34 @@ def test_sql_is_sent_with_the_pull(broker: LocalBroker) -> None:
 
     async def run() -> None:
         async with consumer(broker) as one:
-            with pytest.raises(RequestRefused):  # SQL is off unless the broker is told otherwise
-                await one.pull(queue(broker, 0), 0, sql="TAGS = 'blue'")
+            pulled = await one.pull(queue(broker, 0), 0, sql="TAGS = 'blue'")
+            assert [message.tags for message in pulled.messages] == ["blue", "blue"]
+            with pytest.raises(RequestRefused) as refused:
+                await one.pull(queue(broker, 0), 0, sql="TAGS = = 'blue'")
+            assert refused.value.code == 23
             with pytest.raises(UsageError, match="choose one"):
                 await one.pull(queue(broker, 0), 0, tags="a", sql="TAGS = 'blue'")
         polling = consumer(broker, "sql")
         polling.subscribe(TOPIC, sql="TAGS = 'blue'")
         async with polling:
-            with pytest.raises(RequestRefused):  # said aloud, not an empty answer for ever
-                await polling.poll(timeout_s=1)
+            found = await polling.poll(timeout_s=5)
+            assert {message.tags for message in found} == {"blue"}
 
     asyncio.run(run())
+
+
+def test_a_refusal_is_said_aloud_and_not_an_empty_answer_for_ever() -> None:
+    with LocalBroker(store="memory", settings={"enablePropertyFilter": "false"}) as broker:
+        broker.create_topic(TOPIC, queues=2)
+
+        async def run() -> None:
+            polling = consumer(broker, "sql")
+            polling.subscribe(TOPIC, sql="TAGS = 'blue'")
+            async with polling:
+                with pytest.raises(RequestRefused):
+                    await polling.poll(timeout_s=1)
+
+        asyncio.run(run())
 
 
 # ---------------------------------------------------------------------------------------- trouble

@@ -344,9 +344,11 @@ class Rebalance:
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Let others have these queues. Tried again: a lock that stays holds them up for a minute.
-        A queue that has become ours again meanwhile is left alone."""
+        A queue that has become ours again meanwhile is left alone. Who closes tries once; leaving
+        the group ends its locks, too."""
         left = _by_broker(queues)
-        for pause_s in (*UNLOCK_PAUSES_S, None):
+        pauses_s = () if self._is_stopped else UNLOCK_PAUSES_S
+        for pause_s in (*pauses_s, None):
             for broker, some in list(left.items()):
                 some = [queue for queue in some if queue not in self.owned or self._is_stopped]
                 if not some or await self._unlock_at(broker, some):
