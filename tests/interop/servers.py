@@ -6,15 +6,17 @@ Both are told the same identity and file sizes, so that either can open what the
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from .jvm import jvm_home, jvm_options
 from .processes import Child, ProcessError
 from .toolchain import Toolchain
 from .versions import APACHE_SERVERS
+
+T = TypeVar("T")
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60
@@ -181,6 +183,14 @@ def selected_servers() -> set[str]:
     if not chosen <= known:
         raise ValueError(f"COMETMQ_INTEROP_SERVERS: choose from {', '.join(sorted(known))}")
     return chosen
+
+
+def selected_chains(chains: Sequence[T]) -> Sequence[T]:
+    """Which chains of servers a run plays: all, or with COMETMQ_INTEROP_CHAINS=n so many of them,
+    spread over the list. A chain takes up to a minute."""
+    most = int(os.environ.get("COMETMQ_INTEROP_CHAINS", "0")) or len(chains)
+    step = -(-len(chains) // most)
+    return chains[::step]
 
 
 def write_conf(path: Path, settings: Mapping[str, str]) -> Path:

@@ -21,7 +21,7 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.transaction import Outcome
 from cometmq.message import Message
 
-from .servers import Launcher, Server, Settings, free_broker_port, selected_servers
+from .servers import Launcher, Server, Settings, free_broker_port, selected_chains, selected_servers
 from .test_store_interchange import SIZES
 
 pytestmark = pytest.mark.interop
@@ -71,7 +71,7 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@pytest.mark.parametrize("chain", selected_chains(CHAINS), ids=str)
 def test_open_transactions_go_from_server_to_server(
     chain: Chain, launcher: Launcher, tmp_path: Path
 ) -> None:
