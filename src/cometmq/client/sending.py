@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from cometmq.client.compression import Compression
-from cometmq.client.connection import Connection
+from cometmq.client.connection import Connection, Stored
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
 from cometmq.client.selector import Selector
 from cometmq.errors import (
@@ -59,7 +58,6 @@ _encode_text = msgspec.json.encode
 _OK = int(ResponseCode.SUCCESS)
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
-_LENGTHS = struct.Struct(">ii").pack
 
 
 class Lane:
@@ -188,11 +186,8 @@ class Sending:
             if connection.is_open:
                 self.queue = queue
                 self.broker = queue.broker
-                opaque = connection.next_opaque()
-                head = header % (producer.session.now_ms(), self.properties, opaque)
-                size, body = len(head), self.body
-                data = _LENGTHS(4 + size + len(body), size) + head + body
-                connection.ask_raw(opaque, data, self)
+                now_ms = producer.session.now_ms()
+                connection.send(header, now_ms, self.properties, self.body, self)
                 return
         if route is not None and route.to_send:
             self._to(route)
@@ -374,36 +369,51 @@ class Sending:
             return
         self.launch()
 
+    def stored(self, told: Stored) -> None:
+        """The quick way: SEND_OK."""
+        self._succeeded(SendStatus.SEND_OK, told)
+
     def _stored(self, status: SendStatus, frame: Frame) -> None:
         ext = frame.ext
-        queue = self.queue
-        assert queue is not None
         try:
-            queue_id = int(ext["queueId"])
-            if queue_id != queue.queue_id:  # the broker chose
-                queue = MessageQueue(self.topic, queue.broker, queue_id)
-            result = SendResult(
-                status,
-                self.batch_ids or self.unique_id,
+            told = Stored(
                 ext["msgId"],
-                queue,
+                int(ext["queueId"]),
                 int(ext["queueOffset"]),
-                ext.get("transactionId") or "",
-                ext.get("recallHandle") or "",
-                ext.get("MSG_REGION") or "DefaultRegion",
-                ext.get("TRACE_ON") != "false",
+                ext.get("transactionId"),
+                ext.get("recallHandle"),
+                ext.get("MSG_REGION"),
+                ext.get("TRACE_ON"),
             )
         except (KeyError, ValueError) as error:
             self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))
             return
-        producer = self.producer
+        self._succeeded(status, told)
+
+    def _succeeded(self, status: SendStatus, told: Stored) -> None:
+        queue = self.queue
+        assert queue is not None
+        if told.queueId != queue.queue_id:  # the broker chose
+            queue = MessageQueue(self.topic, queue.broker, told.queueId)
+        result = SendResult(
+            status,
+            self.batch_ids or self.unique_id,
+            told.msgId,
+            queue,
+            told.queueOffset,
+            told.transactionId or "",
+            told.recallHandle or "",
+            told.region or "DefaultRegion",
+            told.trace_on != "false",
+        )
+        producer, future = self.producer, self.future
         if producer.is_observing:
             producer.observed(self, is_isolated=False)
         producer.ended()
         if producer.on_sent:
             producer.tell(self, result)
-        if not self.future.done():
-            self.future.set_result(result)
+        if not future.done():
+            future.set_result(result)
 
     def _give_up(self, cause: Exception) -> None:
         attempts = self.attempts or [str(cause)]
