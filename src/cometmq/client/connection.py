@@ -140,6 +140,8 @@ class Connection(asyncio.Protocol):
         """Those of the waiters that `send` made."""
         self._opaque = 0
         self._out: list[bytes] = []
+        self._is_reading = False
+        """What is written now leaves when all that has arrived was read; else in the next turn."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -166,9 +168,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(waiter.failed, self._lost("is closed", was_sent=False))
             return
         self._waiters[opaque] = waiter
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(data)
+        self._write(data)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         size = len(head)
         out = self._out
         if not out:
-            self._loop.call_soon(self._flush)
+            self._flush_soon()
             if self._sweeper is None:
                 self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         out += (_LENGTHS.pack(4 + size + len(body), size), head, body)
@@ -237,8 +237,12 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._flush_soon()
         self._out.append(data)
+
+    def _flush_soon(self) -> None:
+        if not self._is_reading:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -250,9 +254,7 @@ class Connection(asyncio.Protocol):
         for waiters in (self._waiters, self._sends):
             late = [opaque for opaque, waiter in waiters.items() if waiter.ends <= now]
             for opaque in late:
-                waiters.pop(opaque).failed(
-                    RequestTimeout(f"no answer from {self.address} in time")
-                )
+                waiters.pop(opaque).failed(RequestTimeout(f"no answer from {self.address} in time"))
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self.waiting else None
 
     def _lost(self, how: str, *, was_sent: bool) -> ConnectionLost:
@@ -269,6 +271,14 @@ class Connection(asyncio.Protocol):
         whole = self._reader.join(data)
         if whole is None:
             return
+        self._is_reading = True
+        try:
+            self._read(whole)
+        finally:
+            self._is_reading = False
+            self._flush()
+
+    def _read(self, whole: bytes) -> None:
         at = self._settle_sends(whole) if self._sends else 0
         for frame in self._reader.split(whole, at):
             if frame.is_response:

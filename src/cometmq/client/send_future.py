@@ -122,34 +122,30 @@ class SendFuture(concurrent.futures.Future[T]):
         return True
 
     def set_result(self, result: T) -> None:
-        if not self._end(result, None):
+        with _CHANGE:
+            is_watched = self._made is not None
+            if not is_watched:
+                self._check_open()
+                self._result = result
+                self._state = FINISHED
+        if is_watched:
             self._end_watched(result, None)
         if self._done_callbacks:
             self._call(self._done_callbacks)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        if not self._end(None, exception):
-            self._end_watched(None, exception)
-        if self._done_callbacks:
-            self._call(self._done_callbacks)
+        self._end_watched(None, exception)
+        self._call(self._done_callbacks)
 
-    def _end(self, result: T | None, error: BaseException | None) -> bool:
-        """End it if nobody has made a condition."""
-        with _CHANGE:
-            if self._made is not None:
-                return False
-            if self._state in _ENDED:
-                raise InvalidStateError(f"a send ends once; its future is {self._state}")
-            self._result, self._exception = result, error
-            self._state = FINISHED
-            return True
+    def _check_open(self) -> None:
+        if self._state in _ENDED:
+            raise InvalidStateError(f"a send ends once; its future is {self._state}")
 
     def _end_watched(self, result: T | None, error: BaseException | None) -> None:
         condition = self._condition
         with condition:
             with _CHANGE:
-                if self._state in _ENDED:
-                    raise InvalidStateError(f"a send ends once; its future is {self._state}")
+                self._check_open()
                 self._result, self._exception = result, error
                 self._state = FINISHED
             for waiter in self._waiters:
