@@ -21,7 +21,7 @@ QueueOffset = NewType("QueueOffset", int)
 """A position in units in one consume queue: the n-th message of that queue."""
 
 
-class MessageQueue(msgspec.Struct, frozen=True, order=True):
+class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
     """One queue of one topic on one broker, sorted the way RocketMQ's clients sort them."""
 
     topic: str
@@ -63,7 +63,7 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message went. `message_id` is its unique id (of a batch: all, joined by commas),
     `offset_id` tells broker and place in its log."""
 

@@ -27,11 +27,18 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._thread_id = 0
+        self._running: asyncio.AbstractEventLoop | None = None
+        """The loop, in the process where its thread is."""
+        if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._running = None
 
     def get(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is not None and self._pid == os.getpid():
-            return loop
+        running = self._running
+        if running is not None:
+            return running
         with self._lock:
             if self._loop is not None and self._pid != os.getpid():
                 raise UsageError(
@@ -56,7 +63,7 @@ class BackgroundLoop:
         threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
         is_running.wait()
         self._pid = os.getpid()
-        self._loop = loop
+        self._loop = self._running = loop
 
     def check(self) -> asyncio.AbstractEventLoop:
         """The loop; UsageError on its own thread, where waiting would wait for ever."""

@@ -21,6 +21,7 @@ from cometmq.client import transaction as aio_transaction
 from cometmq.client.background import background, on_loop
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.selector import Selector
+from cometmq.client.send_future import SendFuture
 from cometmq.client.sending import Sending
 from cometmq.client.transaction import Check, Work
 from cometmq.client.workers import Handler
@@ -48,9 +49,7 @@ class Producer:
         self._inner = aio_producer.Producer(group, **keywords)
         self._on_full = on_full
         self._window = self._inner.send_options.window
-        self._inner.on_ended = self._ended
         self._has_room = threading.Condition()
-        self._waiting = 0  # threads that wait for room
         self._ready: deque[Sending] = deque()
         self._is_called = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,7 +86,8 @@ class Producer:
     ) -> SendResult:
         """Send, and wait until the broker has it; SendFailed tells every attempt."""
         background.check()
-        future = self._submit(message, queue, selector, timeout_ms, is_async=False, waits=True)
+        future: SendFuture[SendResult] = SendFuture()
+        self._submit(future, message, queue, selector, timeout_ms, is_async=False, waits=True)
         return future.result()
 
     def send_async(
@@ -101,10 +101,9 @@ class Producer:
     ) -> concurrent.futures.Future[SendResult]:
         """Begin to send; the future has the result. With `window` sends under way it waits for
         room, or raises WindowFull (`on_full`). The callback runs on the loop's thread."""
+        future = SendFuture(callback)
         waits = self._on_full == "wait"
-        future = self._submit(message, queue, selector, timeout_ms, is_async=True, waits=waits)
-        if callback is not None:
-            future.add_done_callback(callback)
+        self._submit(future, message, queue, selector, timeout_ms, is_async=True, waits=waits)
         return future
 
     def send_oneway(
@@ -149,6 +148,7 @@ class Producer:
 
     def _submit(
         self,
+        future: SendFuture[SendResult],
         message: Message,
         queue: MessageQueue | None,
         selector: Selector | None,
@@ -156,12 +156,11 @@ class Producer:
         *,
         is_async: bool,
         waits: bool,
-    ) -> concurrent.futures.Future[SendResult]:
+    ) -> None:
         if self._loop is None:
             raise UsageError("start the producer first: `with Producer(...)` or start()")
         if self._loop is not background.get():
             raise UsageError("this producer was made by another process")
-        future: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
         sending = self._inner.make(
             message, queue, selector, timeout_ms, is_async=is_async, future=future
         )
@@ -173,32 +172,32 @@ class Producer:
         if not self._is_called:  # one wake-up of the loop for all that gather until it runs
             self._is_called = True
             self._loop.call_soon_threadsafe(self._begin_ready)
-        return future
 
     def _begin_ready(self) -> None:
         self._is_called = False
-        ready = self._ready
+        ready, inner = self._ready, self._inner
         while ready:
             sending = ready.popleft()
-            if sending.future.set_running_or_notify_cancel():  # type: ignore[union-attr]
-                self._inner.begin(sending)
-            elif self._waiting:
-                self._ended()
+            if sending.future.begin():  # type: ignore[union-attr]
+                inner.begin(sending)
+            elif inner.on_ended is not None:
+                inner.on_ended()
 
     def _wait_for_room(self) -> None:
+        inner = self._inner
         with self._has_room:
-            self._waiting += 1
-            try:
-                while self._inner.under_way + len(self._ready) >= self._window:
-                    self._has_room.wait()
-            finally:
-                self._waiting -= 1
+            while True:
+                inner.on_ended = self._ended  # first ask to be told, then look
+                if inner.under_way + len(self._ready) < self._window:
+                    return
+                self._has_room.wait()
 
     def _ended(self) -> None:
-        """A send has ended; on the loop's thread. Threads that wait are woken when half the window
-        is free: a wake-up for every single one would cost more than the send."""
-        if self._waiting and self._inner.under_way + len(self._ready) <= self._window // 2:
+        """A send has ended, and threads wait; on the loop's thread. They are woken when half the
+        window is free: a wake-up for every single one would cost more than the send."""
+        if self._inner.under_way + len(self._ready) <= self._window // 2:
             with self._has_room:
+                self._inner.on_ended = None
                 self._has_room.notify_all()
 
 

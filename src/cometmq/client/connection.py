@@ -15,13 +15,14 @@ import hashlib
 import hmac
 import logging
 import ssl
+import struct
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import msgspec
 
 from cometmq.errors import ConnectionLost, RequestRefused, RequestTimeout, Unreachable
-from cometmq.wire.codes import FLAG_ONEWAY
+from cometmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from cometmq.wire.frame import Frame, FrameReader, encode_frame
 
 log = logging.getLogger("cometmq.client")
@@ -40,6 +41,38 @@ class Waiter(Protocol):
 
     def answered(self, frame: Frame) -> None: ...
     def failed(self, error: Exception) -> None: ...
+
+
+class Stored(msgspec.Struct, gc=False, rename={"region": "MSG_REGION", "trace_on": "TRACE_ON"}):
+    """What a broker tells of a message that it has stored."""
+
+    msgId: str  # noqa: N815 - the wire's own names
+    queueId: int  # noqa: N815
+    queueOffset: int  # noqa: N815
+    transactionId: str | None = None  # noqa: N815
+    recallHandle: str | None = None  # noqa: N815
+    region: str | None = None
+    trace_on: str | None = None
+
+
+class SendWaiter(Waiter, Protocol):
+    """Who sent a message, and is told without a Frame in between if all is well."""
+
+    def stored(self, told: Stored) -> None: ...
+
+
+class _SendAnswer(msgspec.Struct, gc=False):
+    """A send's answer, as far as the quick way looks at it."""
+
+    code: int
+    flag: int
+    opaque: int
+    extFields: Stored  # noqa: N815
+
+
+_decode_send_answer = msgspec.json.Decoder(_SendAnswer, strict=False).decode
+_LENGTHS = struct.Struct(">ii")
+MOST_QUICK_HEADER_BYTES = 64 * 1024
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -103,8 +136,12 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(MAX_ANSWER_BYTES)
         self._waiters: dict[int, Waiter] = {}
+        self._sends: dict[int, SendWaiter] = {}
+        """Those of the waiters that `send` made."""
         self._opaque = 0
         self._out: list[bytes] = []
+        self._is_reading = False
+        """What is written now leaves when all that has arrived was read; else in the next turn."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -112,12 +149,12 @@ class Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Connection {self.address} {state} waiting={len(self._waiters)}>"
+        return f"<Connection {self.address} {state} waiting={self.waiting}>"
 
     @property
     def waiting(self) -> int:
         """Requests without an answer yet."""
-        return len(self._waiters)
+        return len(self._waiters) + len(self._sends)
 
     # -------------------------------------------------------------------------------------- asking
 
@@ -131,11 +168,24 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(waiter.failed, self._lost("is closed", was_sent=False))
             return
         self._waiters[opaque] = waiter
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(data)
+        self._write(data)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def send(
+        self, header: bytes, born_ms: int, properties: bytes, body: bytes, waiter: SendWaiter
+    ) -> None:
+        """An ordinary send on an open connection: `header` is of SendTemplate.plain."""
+        self._opaque = opaque = self._opaque + 1 if self._opaque < MAX_OPAQUE else 1
+        self._sends[opaque] = waiter
+        head = header % (born_ms, properties, opaque)
+        size = len(head)
+        out = self._out
+        if not out:
+            self._flush_soon()
+            if self._sweeper is None:
+                self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        out += (_LENGTHS.pack(4 + size + len(body), size), head, body)
 
     def frame(
         self, code: int, ext: dict[str, str], body: bytes, *, opaque: int, flag: int = 0
@@ -187,8 +237,12 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._flush_soon()
         self._out.append(data)
+
+    def _flush_soon(self) -> None:
+        if not self._is_reading:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -197,12 +251,11 @@ class Connection(asyncio.Protocol):
 
     def _sweep(self) -> None:
         now = self._loop.time()
-        late = [opaque for opaque, waiter in self._waiters.items() if waiter.ends <= now]
-        for opaque in late:
-            self._waiters.pop(opaque).failed(
-                RequestTimeout(f"no answer from {self.address} in time")
-            )
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._waiters else None
+        for waiters in (self._waiters, self._sends):
+            late = [opaque for opaque, waiter in waiters.items() if waiter.ends <= now]
+            for opaque in late:
+                waiters.pop(opaque).failed(RequestTimeout(f"no answer from {self.address} in time"))
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self.waiting else None
 
     def _lost(self, how: str, *, was_sent: bool) -> ConnectionLost:
         text = f"connection to {self.address} {how}"
@@ -215,9 +268,21 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        for frame in self._reader.feed(data):
+        whole = self._reader.join(data)
+        if whole is None:
+            return
+        self._is_reading = True
+        try:
+            self._read(whole)
+        finally:
+            self._is_reading = False
+            self._flush()
+
+    def _read(self, whole: bytes) -> None:
+        at = self._settle_sends(whole) if self._sends else 0
+        for frame in self._reader.split(whole, at):
             if frame.is_response:
-                found = self._waiters.pop(frame.opaque, None)
+                found = self._waiters.pop(frame.opaque, None) or self._sends.pop(frame.opaque, None)
                 if found is not None:
                     found.answered(frame)
             else:
@@ -226,6 +291,27 @@ class Connection(asyncio.Protocol):
             self._why_closed = f"sent what can't be understood: {self._reader.error}"
             assert self._transport is not None
             self._transport.abort()
+
+    def _settle_sends(self, data: bytes) -> int:
+        """Tell the senders of messages that were stored; returns where the first frame begins that
+        says anything else, or is not whole: that one, and what follows, goes the plain way."""
+        sends, unpack, decode = self._sends, _LENGTHS.unpack_from, _decode_send_answer
+        at, end = 0, len(data)
+        while end - at >= 8:
+            length, size = unpack(data, at)
+            begin, stop = at + 8, at + 4 + length
+            # A body, another serialization, or a strange length: not a send's answer.
+            if length != size + 4 or not 0 < size <= MOST_QUICK_HEADER_BYTES or stop > end:
+                break
+            try:
+                answer = decode(data[begin:stop])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                break
+            if answer.code or not answer.flag & FLAG_RESPONSE or answer.opaque not in sends:
+                break
+            at = stop
+            sends.pop(answer.opaque).stored(answer.extFields)
+        return at
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -240,8 +326,9 @@ class Connection(asyncio.Protocol):
             self._sweeper.cancel()
             self._sweeper = None
         why = self._why_closed or (f"broke: {error}" if error is not None else "was closed by it")
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters.values():
+        waiters: list[Waiter] = [*self._waiters.values(), *self._sends.values()]
+        self._waiters, self._sends = {}, {}
+        for waiter in waiters:
             waiter.failed(self._lost(why, was_sent=True))
         self._on_lost(self)
 

@@ -285,10 +285,15 @@ class Consumer:
 
     async def start(self) -> None:
         """Join the group and begin to consume; returns when the first round of sharing is done."""
+        if not await self._start():
+            raise UsageError("this consumer was closed while it started")
+
+    async def _start(self) -> bool:
+        """False if it was closed meanwhile, as a handler of the first round's messages may do."""
         if self._is_closing:
             raise UsageError("this consumer is closed; make a new one")
         if self._rebalance is not None:
-            return
+            return True
         self._retry_version = self.session.now_ms()
         self.started_ms = self.session.now_ms()
         self._results = Results(self._settling.settle, self.batch)
@@ -306,19 +311,20 @@ class Consumer:
         await session.beat()  # membership first: then nobody's first pull comes too early
         await self._rebalance.round()
         if self._is_closing:  # what is begun now, nobody would end
-            raise UsageError("this consumer was closed while it started")
+            return False
         session.spawn(self._rebalance.follow())
         session.spawn(self._store_offsets())
         if self.is_ordered and not self.is_broadcasting:
             session.spawn(self._rebalance.keep_locks())
         if not self.is_ordered:
             session.spawn(self._settling.watch(self._at_work))
+        return True
 
     async def run(self) -> None:
         """Start if that was not done, and consume until `close` or until cancelled."""
         try:
-            await self.start()
-            await self._ended.wait()
+            if await self._start():
+                await self._ended.wait()
         finally:
             await self.close()
         if self._interrupt is not None:

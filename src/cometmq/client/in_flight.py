@@ -148,13 +148,14 @@ class InFlight(Generic[M]):
 
     def finish(self, queue_offsets: Iterable[int]) -> None:
         """These are done with, for good or ill; offsets that are not in flight are passed over."""
-        take_out, forget_start = self._unfinished.pop, self._started_ms.pop
+        take_out, started_ms = self._unfinished.pop, self._started_ms
         freed_bytes = 0
         for offset in queue_offsets:
             message = take_out(offset, None)
             if message is not None:
                 freed_bytes += message.size
-                forget_start(offset, None)
+                if started_ms:
+                    started_ms.pop(offset, None)
         self.size_bytes -= freed_bytes
         self._trim()
 

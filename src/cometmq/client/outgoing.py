@@ -114,6 +114,28 @@ def check_body(body: bytes, most_bytes: int) -> None:
 
 def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
     """The property string; `extra` is in its form already. UsageError for what can't be said."""
+    tags, keys = message.tags, message.keys
+    is_usual = not (
+        message.properties
+        or message.sharding_key
+        or message.delay_level
+        or message.deliver_at is not None
+        or not message.waits_for_storage
+        or type(keys) is not str
+        or "\x01" in keys
+        or "\x02" in keys
+        or "\x01" in tags
+        or "\x02" in tags
+        or "|" in tags
+    )
+    if not is_usual:
+        return _properties_of_any(message, unique_id, extra)
+    tags_text = f"TAGS\x01{tags}\x02" if tags else ""
+    keys_text = f"KEYS\x01{keys}\x02" if keys else ""
+    return f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02{tags_text}{keys_text}{extra}"
+
+
+def _properties_of_any(message: Message, unique_id: str, extra: str) -> str:
     parts = [f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01"]
     parts.append("true\x02" if message.waits_for_storage else "false\x02")
     if message.tags:

@@ -25,7 +25,15 @@ from cometmq.client.outgoing import SendTemplate
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.selector import RoundRobin, Selector, hash_of
-from cometmq.client.sending import SEND, SEND_BATCH, Lane, Sending, SendOptions, Settled
+from cometmq.client.sending import (
+    SEND,
+    SEND_BATCH,
+    Lane,
+    Sending,
+    SendOptions,
+    Settled,
+    prepare,
+)
 from cometmq.client.session import Options, Session
 from cometmq.errors import CometError, NoRoute, RequestTimeout, UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendResult
@@ -74,6 +82,7 @@ class Producer:
         self._templates: dict[str, SendTemplate] = {}
         self._turns: dict[str, RoundRobin] = {}
         self.lanes: dict[str, Lane] = {}
+        self.routes = self.session.routes.known
         self._checked: set[str] = set()
         self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None
         self.is_observing = self._health is not None
@@ -186,7 +195,7 @@ class Producer:
         address = await self.session.leader(chosen.broker, sending.topic)
         connection = await self.session.connections.get(address, chosen.broker)
         sending.queue = chosen
-        ext = sending.ext(self.session.now_ms())
+        ext = sending.ext()
         connection._write(
             connection.frame(
                 sending.code, ext, sending.body, opaque=connection.next_opaque(), flag=FLAG_ONEWAY
@@ -207,9 +216,10 @@ class Producer:
         limit = self.send_options.max_message_bytes
         ids: list[str] = []
         texts: list[str] = []
+        now_ms = self.session.now_ms()
         for message in messages:
             outgoing.check_body(message.body, limit)
-            ids.append(message.unique_id or self.session.unique_ids.next(self.session.now_ms()))
+            ids.append(message.unique_id or self.session.unique_ids.next(now_ms))
             texts.append(outgoing.properties_of(message, ids[-1], self._namespace_text))
         body = outgoing.batch_body(messages, texts)
         if len(body) > limit:
@@ -219,7 +229,7 @@ class Producer:
             )
         topic = self.wire_topic(messages[0].topic)
         wait = "true" if messages[0].waits_for_storage else "false"
-        sending = Sending(
+        sending = prepare(
             self,
             topic,
             body,
@@ -233,6 +243,7 @@ class Producer:
             None,
             self._timeout(timeout_ms),
             None,
+            now_ms,
         )
         sending.batch_ids = ",".join(ids)
         if self.under_way >= self.send_options.window:
@@ -264,7 +275,8 @@ class Producer:
         body = message.body
         if type(body) is not bytes or not 0 < len(body) <= options.max_message_bytes:
             outgoing.check_body(body, options.max_message_bytes)
-        unique_id = message.unique_id or session.unique_ids.next(session.now_ms())
+        now_ms = session.now_ms()
+        unique_id = message.unique_id or session.unique_ids.next(now_ms)
         text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
         if len(text) > props.MAX_PROPERTIES_BYTES // 3:
             size = len(text.encode())
@@ -282,7 +294,7 @@ class Producer:
             body = bytes(body)
         if selector is None and message.sharding_key and queue is None:
             selector = hash_of(message.sharding_key)
-        return Sending(
+        return prepare(
             self,
             topic,
             body,
@@ -296,6 +308,7 @@ class Producer:
             selector,
             options.send_timeout_ms if timeout_ms is None else self._timeout(timeout_ms),
             future,
+            now_ms,
         )
 
     def begin(self, sending: Sending) -> None:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import struct
+import itertools
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from cometmq.client.compression import Compression
-from cometmq.client.connection import Connection
+from cometmq.client.connection import Connection, Stored
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
 from cometmq.client.selector import Selector
 from cometmq.errors import (
@@ -54,32 +55,27 @@ RETRIED = frozenset((1, 14, 16, 17, 204, 205, 1500))
 """Refusals after which another broker is tried, as in RocketMQ; flow control (2) is not among
 them: a busy cluster must not get more of the same, unless the user asks for it."""
 
+_NOT_WAITED_FOR = (asyncio.InvalidStateError, concurrent.futures.InvalidStateError)
+"""Whoever asked has cancelled the future. Cheaper than to ask it each time whether it is done."""
 _encode_text = msgspec.json.encode
 # Plain numbers: looking one up in an enum costs as much as a dict.
 _OK = int(ResponseCode.SUCCESS)
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
-_LENGTHS = struct.Struct(">ii").pack
 
 
 class Lane:
     """The short way of a topic all of whose brokers are connected: for each queue its header and
-    its connection. It serves for as long as its route does."""
+    its connection, in turn, as RoundRobin. It serves for as long as its route does."""
 
-    __slots__ = ("_count", "_turn", "_ways", "route")
+    __slots__ = ("next", "route")
 
     def __init__(
         self, route: Route, ways: list[tuple[MessageQueue, bytes, Connection]], turn: int
     ) -> None:
         self.route = route
-        self._ways = ways
-        self._count = len(ways)
-        self._turn = turn
-
-    def next(self) -> tuple[MessageQueue, bytes, Connection]:
-        """In turn, as RoundRobin; on the loop's thread alone."""
-        self._turn = turn = self._turn + 1
-        return self._ways[turn % self._count]
+        self.next = itertools.cycle(ways[turn + 1 :] + ways[: turn + 1]).__next__
+        """On the loop's thread alone."""
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,92 +104,52 @@ Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[Sen
 """What tells of a send's end: on the loop, or to another thread."""
 
 
-class Sending:
-    """One send, from its first attempt to its end. Waits for the answer."""
+class Sending(msgspec.Struct, eq=False):
+    """One send, from its first attempt to its end. Waits for the answer. Made by `prepare`."""
 
-    __slots__ = (
-        "attempts",
-        "batch_ids",
-        "began",
-        "body",
-        "broker",
-        "code",
-        "ends",
-        "flag",
-        "future",
-        "is_async",
-        "is_free",
-        "is_maybe_stored",
-        "is_plain",
-        "last_code",
-        "producer",
-        "properties",
-        "queue",
-        "reconsume_times",
-        "select",
-        "sys_flag",
-        "topic",
-        "unique_id",
-    )
-
-    def __init__(
-        self,
-        producer: Producer,
-        topic: str,
-        body: bytes,
-        properties: str,
-        flag: int,
-        sys_flag: int,
-        unique_id: str,
-        code: int,
-        is_async: bool,
-        queue: MessageQueue | None,
-        select: Selector | None,
-        timeout_ms: int,
-        future: Settled | None,
-    ) -> None:
-        self.producer = producer
-        self.topic = topic
-        self.body = body
-        self.properties = _encode_text(properties)
-        self.flag = flag
-        self.sys_flag = sys_flag
-        self.unique_id = unique_id
-        self.batch_ids = ""
-        self.code = code
-        self.is_async = is_async
-        self.queue = queue
-        self.select = select
-        self.is_free = queue is None and select is None  # to go to any queue, and another next time
-        self.is_plain = self.is_free and code == SEND and not (flag or sys_flag)
-        self.reconsume_times: tuple[int, int] | None = None
-        """Of a message that a consumer sends back itself: how often, and how often at most."""
-        loop = producer.loop
-        self.future: Settled = loop.create_future() if future is None else future
-        self.began = began = loop.time()
-        self.ends = began + timeout_ms / 1e3
-        self.broker = ""
-        self.attempts: list[str] | None = None
-        self.is_maybe_stored = False
-        self.last_code: int | None = None
+    producer: Producer
+    topic: str
+    body: bytes
+    properties: bytes
+    """The property string as a JSON text."""
+    flag: int
+    sys_flag: int
+    unique_id: str
+    code: int
+    is_async: bool
+    queue: MessageQueue | None
+    """Where it goes: given, or chosen for the attempt under way."""
+    select: Selector | None
+    is_free: bool
+    """To go to any queue, and to another one next time."""
+    is_plain: bool
+    """An ordinary message to any queue, which may take a Lane."""
+    future: Settled
+    born_ms: int
+    began: float
+    ends: float
+    broker: str = ""
+    batch_ids: str = ""
+    attempts: list[str] | None = None
+    is_maybe_stored: bool = False
+    last_code: int | None = None
+    reconsume_times: tuple[int, int] | None = None
+    """Of a message that a consumer sends back itself: how often, and how often at most."""
 
     # ------------------------------------------------------------------------------- one attempt
 
     def launch(self) -> None:
-        producer = self.producer
-        route = producer.session.routes.get(self.topic)
-        lane = producer.lanes.get(self.topic) if self.is_plain and self.attempts is None else None
-        if lane is not None and lane.route is route:
-            queue, header, connection = lane.next()
-            if connection.is_open:
-                self.queue = queue
-                self.broker = queue.broker
-                opaque = connection.next_opaque()
-                head = header % (producer.session.now_ms(), self.properties, opaque)
-                size, body = len(head), self.body
-                data = _LENGTHS(4 + size + len(body), size) + head + body
-                connection.ask_raw(opaque, data, self)
-                return
+        producer, topic = self.producer, self.topic
+        route = producer.routes.get(topic)
+        if self.is_plain and self.attempts is None:
+            lane = producer.lanes.get(topic)
+            if lane is not None and lane.route is route:
+                queue, header, connection = lane.next()
+                if connection.is_open:
+                    self.queue = queue
+                    self.broker = queue.broker
+                    connection.send(header, self.born_ms, self.properties, self.body, self)
+                    return
         if route is not None and route.to_send:
             self._to(route)
         else:
@@ -273,16 +229,15 @@ class Sending:
         queue = self.queue
         assert queue is not None
         opaque = connection.next_opaque()
-        now_ms = producer.session.now_ms()
         if producer.is_signed:
-            data = connection.frame(self.code, self.ext(now_ms), self.body, opaque=opaque)
+            data = connection.frame(self.code, self.ext(), self.body, opaque=opaque)
         else:
             data = producer.template(self.topic).frame(
                 self.code,
                 opaque,
                 queue.queue_id,
                 self.sys_flag,
-                now_ms,
+                self.born_ms,
                 self.flag,
                 self.properties,
                 self.body,
@@ -291,7 +246,7 @@ class Sending:
             )
         connection.ask_raw(opaque, data, self)
 
-    def ext(self, now_ms: int) -> dict[str, str]:
+    def ext(self) -> dict[str, str]:
         assert self.queue is not None
         return headers.send_v2_ext(
             headers.SendHeader(
@@ -301,7 +256,7 @@ class Sending:
                 defaultTopicQueueNums=self.producer.send_options.default_queues,
                 queueId=self.queue.queue_id,
                 sysFlag=self.sys_flag,
-                bornTimestamp=now_ms,
+                bornTimestamp=self.born_ms,
                 flag=self.flag,
                 properties=msgspec.json.decode(self.properties, type=str),
                 reconsumeTimes=self.reconsume_times[0] if self.reconsume_times else 0,
@@ -376,34 +331,48 @@ class Sending:
 
     def _stored(self, status: SendStatus, frame: Frame) -> None:
         ext = frame.ext
-        queue = self.queue
-        assert queue is not None
         try:
-            queue_id = int(ext["queueId"])
-            if queue_id != queue.queue_id:  # the broker chose
-                queue = MessageQueue(self.topic, queue.broker, queue_id)
-            result = SendResult(
-                status,
-                self.batch_ids or self.unique_id,
+            told = Stored(
                 ext["msgId"],
-                queue,
+                int(ext["queueId"]),
                 int(ext["queueOffset"]),
-                ext.get("transactionId") or "",
-                ext.get("recallHandle") or "",
-                ext.get("MSG_REGION") or "DefaultRegion",
-                ext.get("TRACE_ON") != "false",
+                ext.get("transactionId"),
+                ext.get("recallHandle"),
+                ext.get("MSG_REGION"),
+                ext.get("TRACE_ON"),
             )
         except (KeyError, ValueError) as error:
             self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))
             return
+        self.stored(told, status)
+
+    def stored(self, told: Stored, status: SendStatus = SendStatus.SEND_OK) -> None:
+        """The broker has it. Called from the connection if there is no more to say."""
+        queue = self.queue
+        assert queue is not None
+        if told.queueId != queue.queue_id:  # the broker chose
+            queue = MessageQueue(self.topic, queue.broker, told.queueId)
+        result = SendResult(
+            status,
+            self.batch_ids or self.unique_id,
+            told.msgId,
+            queue,
+            told.queueOffset,
+            told.transactionId or "",
+            told.recallHandle or "",
+            told.region or "DefaultRegion",
+            told.trace_on != "false",
+        )
         producer = self.producer
         if producer.is_observing:
             producer.observed(self, is_isolated=False)
         producer.ended()
         if producer.on_sent:
             producer.tell(self, result)
-        if not self.future.done():
+        try:  # noqa: SIM105 - free while nothing is raised, which suppress() is not
             self.future.set_result(result)
+        except _NOT_WAITED_FOR:
+            pass
 
     def _give_up(self, cause: Exception) -> None:
         attempts = self.attempts or [str(cause)]
@@ -424,5 +393,46 @@ class Sending:
         self.producer.ended()
         if self.producer.on_sent:
             self.producer.tell(self, error)
-        if not self.future.done():
+        with suppress(*_NOT_WAITED_FOR):
             self.future.set_exception(error)
+
+
+def prepare(
+    producer: Producer,
+    topic: str,
+    body: bytes,
+    properties: str,
+    flag: int,
+    sys_flag: int,
+    unique_id: str,
+    code: int,
+    is_async: bool,
+    queue: MessageQueue | None,
+    select: Selector | None,
+    timeout_ms: int,
+    future: Settled | None,
+    born_ms: int,
+) -> Sending:
+    """A send whose time runs from now on; on any thread if it brings its future."""
+    loop = producer.loop
+    began = loop.time()
+    is_free = queue is None and select is None
+    return Sending(
+        producer,
+        topic,
+        body,
+        _encode_text(properties),
+        flag,
+        sys_flag,
+        unique_id,
+        code,
+        is_async,
+        queue,
+        select,
+        is_free,
+        is_free and code == SEND and not (flag or sys_flag),
+        loop.create_future() if future is None else future,
+        born_ms,
+        began,
+        began + timeout_ms / 1e3,
+    )

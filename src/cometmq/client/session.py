@@ -98,6 +98,9 @@ def own_ip() -> str:
             return "127.0.0.1"
 
 
+_HEX = [f"{number:02X}" for number in range(256)]
+
+
 class UniqueIds:
     """Unique message ids in the shape that Java makes: ip, pid, node, time of month, counter."""
 
@@ -110,11 +113,22 @@ class UniqueIds:
         self._counter = itertools.count(world.rng.randrange(1 << 16))
         self._month_ms = 0
         self._next_month_ms = 0
+        self._begin = (-1, "")
+        """A millisecond, and how its ids begin; replaced as a whole, other threads read it."""
 
     def next(self, now_ms: int) -> str:
+        at_ms, begin = self._begin
+        if at_ms != now_ms:
+            begin = self._begin_ms(now_ms)
+        number = next(self._counter)
+        return begin + _HEX[number >> 8 & 0xFF] + _HEX[number & 0xFF]
+
+    def _begin_ms(self, now_ms: int) -> str:
         if now_ms >= self._next_month_ms or now_ms < self._month_ms:
             self._begin_month(now_ms)
-        return f"{self._head}{now_ms - self._month_ms:08X}{next(self._counter) & 0xFFFF:04X}"
+        begin = f"{self._head}{now_ms - self._month_ms:08X}"
+        self._begin = (now_ms, begin)
+        return begin
 
     def _begin_month(self, now_ms: int) -> None:
         now = time.localtime(now_ms / 1e3)

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from cometmq.client.reading import ALL, Filter, make_filter
 from cometmq.client.receipts import (
     FIRST_POP_TIME,
@@ -46,36 +48,19 @@ _EMPTY = (
 )
 
 
-class PoppedMessage(ReceivedMessage):
+class PoppedMessage(ReceivedMessage, gc=False, eq=False):
     """A received message with the handle by which it is acknowledged."""
 
-    __slots__ = ("receipt",)
+    receipt: str = ""
 
-    def __init__(self, one: ReceivedMessage, receipt: str, pop_ms: int) -> None:
+    @classmethod
+    def of(cls, one: ReceivedMessage, receipt: str, pop_ms: int) -> PoppedMessage:
         text = one.properties_text
         if not props.has(text, FIRST_POP_TIME):
             end = "" if not text or text.endswith(props.VALUE_END) else props.VALUE_END
             text += end + props.build({FIRST_POP_TIME: str(pop_ms)})
-        super().__init__(
-            one.broker,
-            one.stored_topic,
-            one.queue_id,
-            one.queue_offset,
-            one.log_offset,
-            one.body,
-            text,
-            one.flag,
-            one.sys_flag,
-            one.born_ms,
-            one.born_host,
-            one.store_ms,
-            one.store_host,
-            one.reconsume_times,
-            one.prepared_offset,
-            one.size,
-        )
-        self.topic = one.topic
-        self.receipt = receipt
+        fields = msgspec.structs.asdict(one)
+        return cls(**(fields | {"_text": text, "_properties": None, "receipt": receipt}))
 
 
 class SimpleConsumer:
@@ -263,7 +248,7 @@ class SimpleConsumer:
         messages = read_all(answer.body, broker)
         handles = receipts_of(told, messages, broker)
         found = [
-            PoppedMessage(one, handle, told.popTime)
+            PoppedMessage.of(one, handle, told.popTime)
             for one, handle in zip(messages, handles, strict=True)
         ]
         for one in found:

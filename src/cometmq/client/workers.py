@@ -8,7 +8,8 @@ A message costs no task, future or lock of its own: jobs wait in a deque that wo
 one, results come back in deques that the loop empties in bulk. Waking is what costs, so workers are
 woken one at a time: a second task only when the first one's handler has suspended, a second thread
 only when jobs have waited for a millisecond and fewer than 30 were begun meanwhile (a handler that
-quick is bound by the interpreter's lock; more threads would only take turns).
+quick is bound by the interpreter's lock; more threads would only take turns). The loop looks for
+results a millisecond after it gave jobs to threads, so quick ones need not wake it.
 """
 
 from __future__ import annotations
@@ -87,9 +88,22 @@ class Results:
         self._on_results = on_results
         self._loop = asyncio.get_running_loop()
         self._is_announced = False
+        self.is_expected = False
+        """The loop will look within LOOK_S by itself. Cleared before it does: who appends first and
+        then reads this is seen, or has to announce."""
+
+    def looked_for(self) -> None:
+        """The loop looks, as it was expected to."""
+        self.is_expected = False
+        self.collect()
 
     def announce(self) -> None:
-        """From a thread: have the loop look, once for all that is there when it does."""
+        """From a thread: have the loop look, if it does not by itself."""
+        if not self.is_expected:
+            self.announce_now()
+
+    def announce_now(self) -> None:
+        """From a thread: have the loop look at once, once for all that is there when it does."""
         if not self._is_announced:
             self._is_announced = True
             try:
@@ -161,7 +175,7 @@ class Threads:
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self.running: list[Job | None] = []
-        """By worker, what it works on."""
+        """By worker, what it works on, until it takes the next job or finds none."""
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
@@ -182,20 +196,24 @@ class Threads:
         self._fed += count
         if self._idle == len(self._threads) and self._wake.empty():
             self._wake_some(1)
-        if self._look is None and self._limit > 1:
-            self._taken_before, self._looked = self._fed - len(self._jobs), self._loop.time()
-            self._look = self._loop.call_later(LOOK_S, self._look_again)
+        if self._look is None:
+            self._look_soon(self._loop.time(), self._fed - len(self._jobs))
+
+    def _look_soon(self, now: float, taken: int) -> None:
+        self._taken_before, self._looked = taken, now
+        self._results.is_expected = True
+        self._look = self._loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
         """Jobs have waited: if they are not being done quickly, have as many more at it."""
         self._look = None
-        if not self._jobs or self._is_closed:
+        self._results.looked_for()
+        if not self._jobs or self._is_closed or self._look is not None:
             return
         now, taken = self._loop.time(), self._fed - len(self._jobs)
         if taken - self._taken_before < (now - self._looked) * 1e3 * QUICK_PER_MS:
             self._wake_some(max(len(self._threads) - self._idle, 1))
-        self._taken_before, self._looked = taken, now
-        self._look = self._loop.call_later(LOOK_S, self._look_again)
+        self._look_soon(now, taken)
 
     def _wake_some(self, count: int) -> None:
         count = min(count, len(self._jobs))
@@ -218,6 +236,7 @@ class Threads:
             try:
                 job = take()
             except IndexError:
+                running[number] = None
                 with self._lock:
                     self._idle += 1
                 if not jobs and not self._is_closed:
@@ -234,6 +253,7 @@ class Threads:
             if given is None:
                 self._work_line(queue, handler)
                 results.lines.append(queue)
+                results.announce_now()  # the queue's next message waits for that
             elif results.hooks:
                 self._run_told(job)
             else:
@@ -247,8 +267,8 @@ class Threads:
                     results.failed.append((job, error))
                 except BaseException as error:
                     results.cut_off.append((job, error))
-            running[number] = None
-            results.announce()
+            if not results.is_expected:
+                results.announce()
 
     def _run_told(self, job: Job) -> Outcome:
         given, _, handler = job
