@@ -37,6 +37,13 @@ RUN = (
     "guarantees.md",
     "migration.md",
     "admin.md",
+    "delay.md",
+    "retry-and-dead-letters.md",
+    "transactions.md",
+    "order.md",
+    "request-reply.md",
+    "trace.md",
+    "filters.md",
 )
 COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md")
 """They need databases, or are pieces of a reader's own test."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from cometmq.client.remote import Remote
-from cometmq.wire.codes import RequestCode, ResponseCode
+from cometmq.wire import headers
+from cometmq.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, encode_frame
 from programs import Program, pull_ext, send
 
@@ -194,3 +195,34 @@ def test_a_waiting_pull_wakes_on_arrival_and_only_for_its_tag(up: Up) -> None:
         assert answer.code == 0
         assert b"yes" in answer.body
         assert b"prod-1" not in answer.body
+
+
+@pytest.mark.parametrize("is_compiled", ["true", "false"])
+def test_oneway_requests_of_a_client_that_closes_behind_them_are_served(
+    up: Up, is_compiled: str
+) -> None:
+    settings = {"compiledPathEnable": is_compiled, "waitTimeMillsInSendQueue": "60000"}
+    program = up(settings)
+    header = headers.SendHeader(
+        producerGroup="g",
+        topic="orders",
+        defaultTopic="TBW102",
+        defaultTopicQueueNums=4,
+        queueId=0,
+        sysFlag=0,
+        bornTimestamp=1,
+        flag=0,
+        properties="DELAY\x0118\x02",  # never on the compiled path
+    )
+    ext = headers.send_v2_ext(header)
+    one = Frame(RequestCode.SEND_MESSAGE_V2, flag=FLAG_ONEWAY, ext=ext, body=b"x")
+    with _connect(program.broker) as peer:
+        peer.sendall(encode_frame(one) * 2_000)
+    place = {"topic": "SCHEDULE_TOPIC_XXXX", "queueId": "17"}
+    give_up = time.monotonic() + 20
+    found = 0
+    with Remote(program.broker) as remote:
+        while found < 2_000 and time.monotonic() < give_up:
+            found = int(remote.call(RequestCode.GET_MAX_OFFSET, place).ext["offset"])
+            time.sleep(0.02)
+    assert found == 2_000

@@ -20,7 +20,7 @@ from cometmq.errors import StoreError
 from cometmq.message import NewMessage, StoredMessage
 from cometmq.ports import NEVER_MS, Out
 from cometmq.store.layout import delay_ms_by_level
-from cometmq.wire import fastjson, properties, record
+from cometmq.wire import fastjson, properties
 from cometmq.wire.bodies import DataVersion, data_version
 from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
 
@@ -86,18 +86,19 @@ class Delay:
         kind = message.sys_flag & TRANSACTION_MASK
         if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self._delays_ms:
             return False
-        level = min(level, self.max_level)
-        table = properties.parse(message.properties)
-        for name in (
-            properties.TIMER_DELAY_SEC,
-            properties.TIMER_DELAY_MS,
-            properties.TIMER_DELIVER_MS,
-        ):
-            table.pop(name, None)
-        table[properties.DELAY] = str(level)
-        table[properties.REAL_TOPIC] = message.topic
-        table[properties.REAL_QUEUE_ID] = str(message.queue_id)
-        message.properties = properties.build(table)
+        text = message.properties
+        if level > self.max_level or "TIMER_" in text:
+            level = min(level, self.max_level)
+            table = properties.parse(text)
+            for name in (
+                properties.TIMER_DELAY_SEC,
+                properties.TIMER_DELAY_MS,
+                properties.TIMER_DELIVER_MS,
+            ):
+                table.pop(name, None)
+            table[properties.DELAY] = str(level)
+            text = properties.build(table)
+        message.properties = with_real_place(text, message.topic, message.queue_id)
         message.topic = names.SCHEDULE_TOPIC
         message.queue_id = level - 1
         return True
@@ -165,11 +166,11 @@ class Delay:
         """The message at a level's offset to its real topic; False if the store refused."""
         offset = self.offsets.get(level, 0)
         unit = broker.store.unit(names.SCHEDULE_TOPIC, level - 1, offset)
-        raw = None if unit is None else broker.store.record_at(unit[0])
-        if raw is None:
+        stored = None if unit is None else broker.store.message_at(unit[0])
+        if stored is None:
             log.error("delayed message can't be read level=%d offset=%d: skipped", level, offset)
         else:
-            message = real_message(record.decode(raw))
+            message = real_message(stored)
             if message is None or message.topic == names.HALF_TOPIC:
                 log.error("delayed message without a real topic level=%d offset=%d", level, offset)
             else:
@@ -186,6 +187,20 @@ class Delay:
             self.version = self.version.next(now_ms)
         self.file.changed(now_ms)
         return True
+
+
+def with_real_place(text: str, topic: str, queue_id: int) -> str:
+    """Properties that say where their message is to go in the end."""
+    if (
+        properties.REAL_TOPIC in text
+        or properties.REAL_QUEUE_ID in text
+        or not text.endswith("\x02")
+    ):
+        table = properties.parse(text)
+        table.pop(properties.REAL_TOPIC, None)
+        table.pop(properties.REAL_QUEUE_ID, None)
+        text = properties.build(table)
+    return f"{text}REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02"
 
 
 def level_of(message: NewMessage) -> int:

@@ -133,8 +133,7 @@ class Half:
             for one in with_key_of(store, topic, stored):
                 if one.sys_flag & TRANSACTION_MASK != _COMMIT:
                     continue
-                raw = store.record_at(one.prepared_offset)
-                half = None if raw is None else record.decode(raw)
+                half = store.message_at(one.prepared_offset)
                 if half is not None and half.topic == names.HALF_TOPIC:
                     if not is_known or first_copy(half) == first_copy(stored):
                         return True
@@ -428,5 +427,4 @@ def _begin(store: Store, offsets: Offsets, topic: str) -> int:
 
 def _read(store: Store, topic: str, offset: int) -> StoredMessage | None:
     unit = store.unit(topic, 0, offset)
-    raw = None if unit is None else store.record_at(unit[0])
-    return None if raw is None else record.decode(raw)
+    return None if unit is None else store.message_at(unit[0])

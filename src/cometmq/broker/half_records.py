@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cometmq.broker import names
+from cometmq.broker.delay import with_real_place
 from cometmq.errors import MessageIllegal
 from cometmq.message import NewMessage, StoredMessage
 from cometmq.wire import properties, record
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 OP_TAG = "d"
 ROOM_BYTES = 128  # of properties, for what copies of a half carry in addition
+_OURS = (properties.CHECK_TIMES, properties.FIRST_HALF, properties.TRANSACTION_ID)
 _FOR_EVER_MS = 1 << 62
 MOST_FOUND = 64  # copies of a half looked at, the newest; the store returns no more
 
@@ -31,13 +33,14 @@ def as_half(message: NewMessage, unique_key: str) -> None:
 
     MessageIllegal if its properties leave no room for what copies of it carry.
     """
-    table = properties.parse(message.properties)
-    for name in (properties.CHECK_TIMES, properties.FIRST_HALF):
-        table.pop(name, None)  # ours to say; a producer that passes a message on may carry them
-    table[properties.TRANSACTION_ID] = unique_key
-    table[properties.REAL_TOPIC] = message.topic
-    table[properties.REAL_QUEUE_ID] = str(message.queue_id)
-    text = properties.build(table)
+    text = message.properties
+    if any(name in text for name in _OURS) or not text.endswith(properties.VALUE_END):
+        table = properties.parse(text)
+        for name in _OURS:  # ours to say; a producer that passes a message on may carry them
+            table.pop(name, None)
+        text = properties.build(table)
+    text = properties.put(text, properties.TRANSACTION_ID, unique_key)
+    text = with_real_place(text, message.topic, message.queue_id)
     size = len(text.encode("utf-8"))
     if size > properties.MAX_PROPERTIES_BYTES - ROOM_BYTES:
         raise MessageIllegal(

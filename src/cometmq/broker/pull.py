@@ -208,9 +208,11 @@ def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
     if not wants.needs_record:
         return lambda tags_code, log_offset: wants.accepts_code(tags_code)
 
+    read, accepts = broker.store.read_properties, wants.accepts_record
+
     def by_record(tags_code: int, log_offset: int) -> bool:
-        text = broker.store.properties_at(log_offset)
-        return text is None or wants.accepts_record(text)  # None: the store tells what is wrong
+        text = read(log_offset)
+        return text is None or accepts(text)  # None: the store tells what is wrong
 
     return by_record
 

@@ -15,7 +15,7 @@ from cometmq.broker.delay import renewed
 from cometmq.errors import RequestRefused, StoreError
 from cometmq.message import NewMessage
 from cometmq.requests import Call, Reply
-from cometmq.wire import message_id, properties, record
+from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode, Version
 from cometmq.wire.headers import SendBackHeader
@@ -46,13 +46,12 @@ def send_back(broker: Broker, call: Call) -> Reply | None:
         )
     if group.retryQueueNums <= 0:
         return Reply()  # the group wants no retries
-    raw = broker.store.record_at(header.offset)
-    if raw is None:
+    stored = broker.store.message_at(header.offset)
+    if stored is None:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR,
             f"no message at log offset {header.offset} on {config.name}; it may have expired",
         )
-    stored = record.decode(raw)
     table = properties.parse(stored.properties)
     table.setdefault(properties.RETRY_TOPIC, stored.topic)
     table.setdefault(

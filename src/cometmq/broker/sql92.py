@@ -41,6 +41,8 @@ class SqlFilter(msgspec.Struct, frozen=True):
     expression: str
     steps: int
     run: Truth
+    wanted: tuple[tuple[str, str, str], ...] = ()
+    """The properties it names: each with how it stands in a property string, first and later."""
 
     accepts_all = False
     needs_record = True
@@ -56,7 +58,24 @@ class SqlFilter(msgspec.Struct, frozen=True):
 
     def accepts_record(self, text: str) -> bool:
         """By the property string of a stored message."""
-        return self.accepts(properties.parse(text))
+        found: dict[str, str] = {}
+        for name, first, later in self.wanted:  # properties.get, without its calls
+            begin = text.rfind(later)
+            if begin >= 0:
+                begin += len(later)
+            elif text.startswith(first):
+                begin = len(first)
+            else:
+                continue
+            end = text.find("\x02", begin)
+            value = text[begin:] if end < 0 else text[begin:end]
+            if not value:  # it does not count: an earlier one may
+                return self.accepts(properties.parse(text))
+            found[name] = value
+        try:
+            return self.run(found) is True
+        except ValueError:
+            return False
 
     def accepts(self, found: Properties) -> bool:
         """Only True delivers: NULL and what throws in Java do not."""
@@ -83,7 +102,8 @@ def compile_sql(expression: str) -> SqlFilter:
             f"SQL92 expression refused at character {refused.at + 1}: {refused.reason}; it is "
             f"{_around(expression, refused.at)}",
         ) from None
-    return SqlFilter(expression, parser.count, run)
+    wanted = tuple((one, f"{one}\x01", f"\x02{one}\x01") for one in sorted(parser.names))
+    return SqlFilter(expression, parser.count, run, wanted)
 
 
 def _around(expression: str, at: int) -> str:
@@ -169,10 +189,11 @@ _LITERALS: dict[str, tuple[Kind, bool | None]] = {
 
 
 class _Parser:
-    """Recursive descent, one token ahead. `count`: nodes so far."""
+    """Recursive descent, one token ahead. `count`: nodes so far; `names`: properties so far."""
 
     def __init__(self, source: str) -> None:
         self.count = 0
+        self.names: set[str] = set()
         self._source = source
         self._at = 0
         self._depth = 0
@@ -266,6 +287,7 @@ class _Parser:
         elif kind == "float":
             found = nodes.decimal(token.text, token.at)
         elif kind == "name":
+            self.names.add(token.text)
             found = nodes.variable(token.text, token.at)
         elif kind in _LITERALS:
             found = nodes.constant(*_LITERALS[kind], token.at)

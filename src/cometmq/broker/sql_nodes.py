@@ -184,6 +184,14 @@ def equal(left: Node, right: Node, *, is_not: bool) -> Node:
             raise Refused(right.at, f"{_named(left)} can't be compared with {_named(right)}")
     left_run, right_run = left.run, right.run
     same = _same(left.kind, right.kind)
+    name, constant_text = left.name, right.value
+    if name is not None and right.is_constant and right.kind is Kind.TEXT:
+
+        def compare(properties: Properties) -> bool | None:
+            mine = properties.get(name)
+            return None if mine is None else (mine == constant_text) is not is_not
+
+        return _truth(compare, left.at, left, right)
 
     def run(properties: Properties) -> bool | None:
         mine, other = left_run(properties), right_run(properties)
@@ -200,6 +208,19 @@ def order(sign: str, left: Node, right: Node) -> Node:
     """`>` `>=` `<` `<=`: numbers only; two properties are compared as doubles."""
     test = _ordering(sign, left, right)
     left_run, right_run = left.run, right.run
+    name, limit = left.name, right.value
+    if name is not None and right.is_constant and right.kind is Kind.DOUBLE:
+        assert isinstance(limit, float) and limit != 0.0, limit
+        is_plain, compare = _PLAIN.fullmatch, _FLOAT_SIGNS[sign]
+
+        def common(properties: Properties) -> bool | None:
+            """Double.compare differs from ours only for NaN and for two zeros."""
+            value = properties.get(name)
+            if value is None:
+                return None
+            return compare(float(value), limit) if is_plain(value) else test(value, limit)
+
+        return _truth(common, left.at, left, right)
 
     def run(properties: Properties) -> bool | None:
         value = left_run(properties)
@@ -276,6 +297,13 @@ def _named(part: Node) -> str:
 
 # -------------------------------------------------------------------------------------- comparison
 
+_FLOAT_SIGNS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_PLAIN = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")  # a number to Java and to Python alike
 _SIGNS: dict[str, Callable[[int, int], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -334,6 +362,8 @@ _MOST_LONG = 2**63 - 1
 def _whole(value: Value, most: int) -> int:
     """Integer.valueOf: a sign and decimal digits (of any script in Java's 16 bits), no blanks."""
     assert isinstance(value, str)
+    if len(value) < 10 and value.isascii() and value.isdigit():
+        return int(value)
     digits = value[1:] if value[:1] in ("+", "-") else value
     if not digits.isascii():
         if any(digit > "\uffff" for digit in digits):

@@ -7,7 +7,7 @@ the business of timers.py.
 from __future__ import annotations
 
 from cometmq.broker import names
-from cometmq.broker.delay import real_message, renewed
+from cometmq.broker.delay import real_message, renewed, with_real_place
 from cometmq.config import BrokerConfig
 from cometmq.errors import MessageIllegal, StoreError
 from cometmq.message import NewMessage, StoredMessage
@@ -66,11 +66,13 @@ def _due_ms(text: str, now_ms: int) -> int | None:
 
 def keep(message: NewMessage, slot_ms: int) -> None:
     """Address a message to the timers' queue instead; it remembers where it wanted to go."""
-    table = properties.parse(message.properties)
-    table[properties.TIMER_OUT_MS] = str(slot_ms)
-    table[properties.REAL_TOPIC] = message.topic
-    table[properties.REAL_QUEUE_ID] = str(message.queue_id)
-    message.properties = properties.build(table)
+    text = message.properties
+    if properties.TIMER_OUT_MS in text or not text.endswith(properties.VALUE_END):
+        table = properties.parse(text)
+        table.pop(properties.TIMER_OUT_MS, None)
+        text = properties.build(table)
+    text = properties.put(text, properties.TIMER_OUT_MS, str(slot_ms))
+    message.properties = with_real_place(text, message.topic, message.queue_id)
     message.topic = names.TIMER_TOPIC
     message.queue_id = 0
 
@@ -81,11 +83,16 @@ def leaving(
     """The copy that goes to the real topic, or once more to the timers' queue; None if it can't go
     anywhere."""
     message = renewed(stored, names.TIMER_TOPIC, 0) if is_rolled else real_message(stored)
-    table = properties.parse(stored.properties)
-    is_marker = properties.TIMER_DELETES in table and not is_rolled
+    text = stored.properties
+    is_marker = properties.get(text, properties.TIMER_DELETES) is not None and not is_rolled
     if message is None or message.topic == names.HALF_TOPIC or is_marker:
         return None
     message.prepared_offset = 0
+    if not is_rolled and "QUEUE_MS" not in text and text.endswith(properties.VALUE_END):
+        text = properties.put(text, properties.TIMER_ENQUEUE_MS, str(entered_ms))
+        message.properties = properties.put(text, properties.TIMER_DEQUEUE_MS, str(now_ms))
+        return message
+    table = properties.parse(text)
     table[properties.TIMER_ENQUEUE_MS] = str(entered_ms)
     table[properties.TIMER_DEQUEUE_MS] = str(now_ms)
     if is_rolled:

@@ -35,7 +35,7 @@ from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
 from cometmq.store.timer_log import DEFAULT_BIT, DELETE_BIT, NO_UNIT, ROLL_BIT, TimerLog, Unit
 from cometmq.store.timer_wheel import WHEEL_SLOTS, Slot, TimerWheel
-from cometmq.wire import properties, record
+from cometmq.wire import properties
 from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
 from cometmq.wire.hashing import java_hash
 
@@ -349,12 +349,11 @@ class Timers:
     ) -> bool:
         """A message to its real topic, or once more to the timers' queue; False if the store
         refused for now."""
-        raw = broker.store.record_at(log_offset)
-        if raw is None or len(raw) != size:
+        stored = broker.store.message_at(log_offset)
+        if stored is None or stored.size != size:
             log.error("timed message can't be read log_offset=%d: lost", log_offset)
             self.lost += 1
             return True
-        stored = record.decode(raw)
         message = timed.leaving(stored, entered_ms, now_ms, is_rolled=is_rolled)
         if message is None:
             log.error("timed message without a real topic log_offset=%d: dropped", log_offset)

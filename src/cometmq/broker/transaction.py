@@ -22,7 +22,7 @@ from cometmq.errors import (
 )
 from cometmq.message import StoredMessage
 from cometmq.requests import Call, Reply
-from cometmq.wire import message_id, properties, record
+from cometmq.wire import message_id, properties
 from cometmq.wire.codes import TRANSACTION_MASK, ResponseCode, SysFlag
 from cometmq.wire.headers import EndTransactionHeader, ResumeChecksHeader
 
@@ -76,8 +76,7 @@ def _end(broker: Broker, call: Call, header: EndTransactionHeader) -> Reply | No
 
 def _half(broker: Broker, header: EndTransactionHeader, now_ms: int) -> StoredMessage:
     """The half message that an end names, as RocketMQ checks it, in its order."""
-    raw = broker.store.record_at(header.commitLogOffset)
-    stored = None if raw is None else record.decode(raw)
+    stored = broker.store.message_at(header.commitLogOffset)
     if stored is None or stored.topic != names.HALF_TOPIC:
         raise _refuse(f"no half message at log offset {header.commitLogOffset}")
     table = properties.parse(stored.properties)

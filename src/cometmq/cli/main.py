@@ -10,6 +10,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from cometmq.cli import message
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
@@ -19,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"cometmq {__version__}")
         return 0
+    if arguments.command == "message":
+        return message.command(arguments)
     from cometmq.cli import serve
 
     return serve.command(arguments)
@@ -59,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         help="copy all topics and groups from a running broker of the cluster before starting",
     )
     _logging(broker)
+
+    message.add_parser(commands)
 
     commands.add_parser("version", help="print the version")
     return parser

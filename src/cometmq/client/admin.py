@@ -26,6 +26,7 @@ from cometmq.client import (
     admin_messages,
     admin_offsets,
     admin_topics,
+    story_finding,
 )
 from cometmq.client.admin_asking import Moment, PartlyDone, UnknownName, route_of
 from cometmq.client.admin_groups import GroupOnBroker
@@ -42,6 +43,7 @@ from cometmq.client.connection import Credentials
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.session import Options, Session
+from cometmq.client.story import Story
 from cometmq.errors import UsageError
 from cometmq.message import MessageQueue, SendResult
 
@@ -375,6 +377,18 @@ class Admin:
         keys, tags, properties and unique id; ORIGIN_MESSAGE_ID and DLQ_RESENT_FROM tell where it
         came from. It stays among the dead letters. Every group of the topic gets it."""
         return await admin_messages.resend_dead_letter(self.session, letter, group)
+
+    async def story(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        trace_topic: str = "RMQ_SYS_TRACE_TOPIC",
+    ) -> Story:
+        """One message's whole story, by either of its ids: sent, stored, delayed, given to whom and
+        how often, acknowledged or dead, each with its time; from the trace and from what brokers
+        store. `Story.unknown` says what can't be known. Without `topic` all are looked through."""
+        return await story_finding.story(self.session, message_id, topic, trace_topic=trace_topic)
 
     # ------------------------------------------------------------------------------------- offsets
 

@@ -55,7 +55,9 @@ async def committed_offsets(session: Session, group: str, topic: str) -> dict[Me
     async def ask(broker: str, address: str) -> dict[MessageQueue, int]:
         found: dict[MessageQueue, int] = {}
         for queue_id in queue_ids(route, broker):
-            offset = await _committed(session, address, broker, wire_group, route.topic, queue_id)
+            offset = await committed_offset(
+                session, address, broker, wire_group, route.topic, queue_id
+            )
             if offset is not None:
                 found[MessageQueue(topic, broker, queue_id)] = offset
         return found
@@ -242,7 +244,7 @@ async def _commit(
         session, address, broker, topic, queue_id, to, int_is_offset=int_is_offset
     )
     if not force:
-        now = await _committed(session, address, broker, group, topic, queue_id)
+        now = await committed_offset(session, address, broker, group, topic, queue_id)
         if now is not None and now <= offset:
             return now
     header = UpdateConsumerOffsetHeader(group, topic, queue_id, offset)
@@ -251,7 +253,7 @@ async def _commit(
     return offset
 
 
-async def _committed(
+async def committed_offset(
     session: Session, address: str, broker: str, group: str, topic: str, queue_id: int
 ) -> int | None:
     header = QueryConsumerOffsetHeader(group, topic, queue_id, setZeroIfNotFound=False)

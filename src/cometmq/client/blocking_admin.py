@@ -23,6 +23,7 @@ from cometmq.client.admin_topics import TopicOnBroker, TopicStats
 from cometmq.client.background import background
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
+from cometmq.client.story import Story
 from cometmq.message import MessageQueue, SendResult
 
 
@@ -333,6 +334,19 @@ class Admin:
         came from. It stays among the dead letters. Every group of the topic gets it.
         """
         return background.run(self._inner.resend_dead_letter(letter, group))
+
+    def story(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        trace_topic: str = "RMQ_SYS_TRACE_TOPIC",
+    ) -> Story:
+        """One message's whole story, by either of its ids: sent, stored, delayed, given to whom and
+        how often, acknowledged or dead, each with its time; from the trace and from what brokers
+        store. `Story.unknown` says what can't be known. Without `topic` all are looked through.
+        """
+        return background.run(self._inner.story(message_id, topic, trace_topic=trace_topic))
 
     def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
         """Where a group stands; queues without an offset are left out."""

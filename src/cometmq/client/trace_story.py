@@ -49,7 +49,7 @@ async def story(
     route = await route_of(session, topic)
 
     async def ask(broker: str, address: str) -> list[ReceivedMessage]:
-        return await _find(session, broker, address, topic, message_id)
+        return await find_by_key(session, broker, address, topic, message_id)
 
     parts = await each(readers(route), ask, f"looking for {message_id!r} in topic {topic!r}")
     records = [
@@ -62,10 +62,11 @@ async def story(
     return by_time(list(dict.fromkeys(records)))  # a trace message may have been stored twice
 
 
-async def _find(
+async def find_by_key(
     session: Session, broker: str, address: str, topic: str, key: str
 ) -> list[ReceivedMessage]:
-    """12, again with earlier times for as long as answers are full: brokers give the newest."""
+    """All of a broker's messages of a topic with a key: 12, again with earlier times for as long as
+    answers are full, because brokers give the newest."""
     found: dict[int, ReceivedMessage] = {}
     end_ms = END_OF_TIME_MS
     while True:

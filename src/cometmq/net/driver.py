@@ -410,6 +410,7 @@ class _Connection(asyncio.Protocol):
         self.stuck_since_ms = 0
         self.answered_bytes = 0  # by receive, and not written yet
         self.is_read_paused = False
+        self.is_ending = False  # the peer has said all it will; its frames are served, then closed
         self.is_closed = False
         self._first = b""
         self.peer_text = "?"
@@ -530,6 +531,8 @@ class _Connection(asyncio.Protocol):
             return
         if self.frames:
             self.driver._loop.call_soon(self.driver.turn, self)
+        elif self.is_ending:
+            self.close_soon()
         else:
             self.resume_reading()
 
@@ -566,7 +569,9 @@ class _Connection(asyncio.Protocol):
         self.transport.abort()
 
     def eof_received(self) -> bool:
-        return False
+        """A client that closes behind its oneway requests has sent them: serve what has arrived."""
+        self.is_ending = bool(self.frames) and not self.is_closed and self.transport.can_write_eof()
+        return self.is_ending
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True

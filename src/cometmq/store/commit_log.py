@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 
 from cometmq.errors import MessageIllegal
+from cometmq.message import StoredMessage
 from cometmq.ports import Files, SyncTarget
 from cometmq.store.ends import PLAIN, Makers
 from cometmq.store.layout import COMMIT_LOG, StoreConfig, segment_name
@@ -212,6 +213,22 @@ class CommitLog:
         if type(found) is Blank:
             return found if found.size == segment.end - at else None
         return None
+
+    def message(self, at: int) -> StoredMessage | None:
+        """The whole message that starts exactly here, its body checked; None if none does."""
+        segment = self.segments.find(at)
+        if segment is None:
+            return None
+        begin = at - segment.start
+        found = record.decode_at(segment.buffer, begin, segment.size, verify_crc=True)
+        return found if found is not None and found.log_offset == at else None
+
+    def properties(self, at: int) -> str | None:
+        """The property string of the record that starts exactly here; None if none does."""
+        segment = self.segments.find(at)
+        if segment is None:
+            return None
+        return record.properties_of(segment.buffer, at - segment.start, segment.size, at)
 
     def view(self, at: int, size: int) -> memoryview | None:
         """The bytes of a record as a unit describes it; None if no such record stands there."""

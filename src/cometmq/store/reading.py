@@ -11,6 +11,7 @@ import logging
 import struct
 from collections.abc import Callable
 
+from cometmq.message import StoredMessage
 from cometmq.store import layout
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import BLANK_SIZE, UNIT, ConsumeQueue
@@ -207,11 +208,16 @@ class Reading:
         view = self._log.view(log_offset, found.size)
         return bytes(view) if view is not None else None
 
-    def properties_at(self, log_offset: int) -> str | None:
+    def message_at(self, log_offset: int) -> StoredMessage | None:
         if not self._log.min_offset <= log_offset < self._log.committed_at:
             return None
-        found = self._log.scan(log_offset, verify_crc=False)
-        return found.properties if type(found) is Scan else None
+        return self._log.message(log_offset)
+
+    def properties_at(self, log_offset: int) -> str | None:
+        commit_log = self._log
+        if not commit_log.segments.start <= log_offset < commit_log.committed_at:
+            return None
+        return commit_log.properties(log_offset)
 
     def find_by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cometmq.errors import MessageIllegal, StoreBusy, StoreFull, StoreReadOnly
-from cometmq.message import NewMessage
+from cometmq.message import NewMessage, StoredMessage
 from cometmq.ports import Files, Flush
 from cometmq.store import layout, retention
 from cometmq.store.checkpoint import Checkpoint
@@ -433,6 +433,15 @@ class Store:
     def record_at(self, log_offset: int) -> bytes | None:
         """A record's bytes, only if exactly a valid record starts there."""
         return self._reading.record_at(log_offset)
+
+    def message_at(self, log_offset: int) -> StoredMessage | None:
+        """The message of the record that starts exactly there, its body checked."""
+        return self._reading.message_at(log_offset)
+
+    @property
+    def read_properties(self) -> Callable[[int], str | None]:
+        """`properties_at` for who asks it of one record after the other."""
+        return self._reading.properties_at
 
     def properties_at(self, log_offset: int) -> str | None:
         """A record's property string, only if exactly a record starts there; its body is not

@@ -60,6 +60,11 @@ def build(properties: Mapping[str, str]) -> str:
     return "".join(f"{k}{NAME_END}{v}{VALUE_END}" for k, v in properties.items())
 
 
+def put(text: str, name: str, value: str) -> str:
+    """The string with a property that it does not carry yet; who isn't sure asks `has` before."""
+    return f"{text}{name}{NAME_END}{value}{VALUE_END}"
+
+
 def has(text: str, name: str) -> bool:
     """Whether the string carries this name at all (value not looked at)."""
     return text.startswith(name + NAME_END) or (VALUE_END + name + NAME_END) in text

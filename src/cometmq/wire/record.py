@@ -41,6 +41,7 @@ Buffer = bytes | bytearray | memoryview
 _V4 = struct.Struct(">iiiiiqqiq8sq8siqi")
 _HEAD = struct.Struct(">iiiiiqqiq")
 _TAIL = struct.Struct(">iqi")
+_FRONT = struct.Struct(">iiiiiqqi")
 _I64 = struct.Struct(">q")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -216,11 +217,95 @@ def scan(buffer: Buffer, at: int, end: int, *, verify_crc: bool) -> Scan | Blank
     return Scan(at, size, queue_id, queue_offset, log_offset, sys_flag, store_ms, topic, properties)
 
 
+def properties_of(buffer: Buffer, at: int, end: int, log_offset: int) -> str | None:
+    """The property string of the record at `at`, if that is whole and says it stands at
+    `log_offset`; its body is not checked. For filters, which read nothing else of a record."""
+    if end - at < MIN_RECORD_BYTES:
+        return None
+    size, magic, _, _, _, _, own_offset, sys_flag = _FRONT.unpack_from(buffer, at)
+    if magic != MAGIC_V1 or sys_flag & _V6_BITS:
+        found = scan(buffer, at, end, verify_crc=False)
+        return found.properties if type(found) is Scan and found.log_offset == log_offset else None
+    stop = at + size
+    (body_size,) = _I32.unpack_from(buffer, at + 84)
+    topic_at = at + 88 + body_size
+    if own_offset != log_offset or stop > end or body_size < 0 or topic_at + 3 > stop:
+        return None
+    begin = topic_at + 3 + buffer[topic_at]
+    if begin > stop or _I16.unpack_from(buffer, begin - 2)[0] != stop - begin:
+        return None
+    return str(buffer[begin:stop], "utf-8", "replace")
+
+
 def decode(buffer: Buffer, at: int = 0, *, verify_crc: bool = False) -> StoredMessage:
     """One whole record to a message; RecordCorrupt if it isn't one."""
-    found = scan(buffer, at, len(buffer), verify_crc=verify_crc)
-    if not isinstance(found, Scan):
+    found = decode_at(buffer, at, len(buffer), verify_crc=verify_crc)
+    if found is None:
         raise RecordCorrupt(f"no valid record at byte {at} of {len(buffer)}")
+    return found
+
+
+def decode_at(buffer: Buffer, at: int, end: int, *, verify_crc: bool) -> StoredMessage | None:
+    """As `decode`, in bytes that end at `end`; None where no whole record stands."""
+    if end - at < MIN_RECORD_BYTES:
+        return None
+    (
+        size,
+        magic,
+        crc,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        sys_flag,
+        born_ms,
+        born_host,
+        store_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        body_size,
+    ) = _V4.unpack_from(buffer, at)
+    if magic != MAGIC_V1 or sys_flag & _V6_BITS:
+        return _decode_other(buffer, at, end, verify_crc=verify_crc)
+    stop, topic_at = at + size, at + 88 + body_size
+    if stop > end or body_size < 0 or topic_at + 3 > stop:
+        return None
+    begin = topic_at + 3 + buffer[topic_at]
+    if begin > stop or _I16.unpack_from(buffer, begin - 2)[0] != stop - begin:
+        return None
+    body = bytes(buffer[at + 88 : topic_at])
+    if verify_crc and body_size and body_crc(body) != crc:
+        return None
+    try:
+        topic = str(buffer[topic_at + 1 : begin - 2], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    return StoredMessage(
+        topic,
+        queue_id,
+        queue_offset,
+        log_offset,
+        body,
+        str(buffer[begin:stop], "utf-8", "replace"),
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        store_ms,
+        store_host,
+        reconsume_times,
+        prepared_offset,
+        crc,
+        size,
+    )
+
+
+def _decode_other(buffer: Buffer, at: int, end: int, *, verify_crc: bool) -> StoredMessage | None:
+    """A record with IPv6 hosts or a long topic."""
+    found = scan(buffer, at, end, verify_crc=verify_crc)
+    if not isinstance(found, Scan):
+        return None
     _, _, crc, _, flag, _, _, sys_flag, born_ms = _HEAD.unpack_from(buffer, at)
     born_end = at + (68 if sys_flag & _BORN_V6 else 56)
     store_end = born_end + 8 + (20 if sys_flag & _STORE_V6 else 8)

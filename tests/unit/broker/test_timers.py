@@ -687,7 +687,7 @@ def test_expired_messages_are_counted_as_lost(
 ) -> None:
     bench.sent(props=after(5000))
     bench.tick()
-    monkeypatch.setattr(bench.store, "record_at", lambda offset: None)
+    monkeypatch.setattr(bench.store, "message_at", lambda offset: None)
     bench.advance(6000)
     assert bench.broker.timers.lost == 1
 
