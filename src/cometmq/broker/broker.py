@@ -401,8 +401,9 @@ class Broker:
             pull.resume(self, hold, now_ms, out)
         self.name_servers.leave(self, now_ms, out)
         self.half.stop(self, now_ms)
+        self.sequences.stop(self.store, now_ms)
         if self.expired.is_waiting:
-            self.store.hurry_log(now_ms)
+            self.store.hurry_log(now_ms)  # what was moved is noted when it is durable
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)
