@@ -154,7 +154,7 @@ class Broker:
         )
         self.half = Half(store, self.offsets)
         self.timers = Timers(config, store, now_ms)
-        self.dedup = Dedup()
+        self.dedup = Dedup(self.topics.table.values(), is_indexed=config.is_index_enabled)
         self.sequences = Sequences(config, store, now_ms)
         self.expired = Expired(store, now_ms)
         self._parts: tuple[Part, ...] = (
