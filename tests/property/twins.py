@@ -310,6 +310,8 @@ class Traffic:
                 "topicSysFlag": "0",
                 "order": "false",
             }
+            if self.chance(20):
+                fields["attributes"] = rng.choice(("+dedup.minutes=1", "-dedup.minutes"))
             return self.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
         if kind == 5 and self.chance(30):
             return self.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
@@ -340,6 +342,7 @@ class Traffic:
                 "64",
                 "128",
                 "-1",
+                str(2**30),
                 str(2**31),
             ),
             "g": self.mostly(str(NOW_MS), "0", "-5", str(2**63 - 1)),
@@ -392,6 +395,9 @@ class Traffic:
                         *(("xTRACE_ON", "y"), ("MY_LONG_POP_CK", "y"), ("NOTDELAYED", "DELAY")),
                         *(("a_very_long_name_DELAY", "9"), ("", "v"), ("n", "")),
                         *(("UNIQ_KEY", "again"), ("TAGS", "A"), ("KEYS", "z"), ("UNIQ_KEY", 'q"q')),
+                        *(("TTL_MS", "1"), ("TTL_MS", "900"), ("TTL_MS", "-1"), ("xTTL_MS", "1")),
+                        *(("TTL_UNTIL", "5"), ("PRODUCER_SEQ", f"p 1 {rng.randrange(2)}")),
+                        *(("PRODUCER_SEQ", "p 2 0"), ("PRODUCER_SEQ", "?"), ("UNIQ_KEY", "twice")),
                         *(("UNIQ_KEY", ""), ("KEYS", " ".join(f"w{n}" for n in range(70)))),
                     )
                 )

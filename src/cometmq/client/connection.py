@@ -53,6 +53,7 @@ class Stored(msgspec.Struct, gc=False, rename={"region": "MSG_REGION", "trace_on
     recallHandle: str | None = None  # noqa: N815
     region: str | None = None
     trace_on: str | None = None
+    duplicate: str | None = None
 
 
 class SendWaiter(Waiter, Protocol):

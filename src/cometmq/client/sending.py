@@ -340,6 +340,7 @@ class Sending(msgspec.Struct, eq=False):
                 ext.get("recallHandle"),
                 ext.get("MSG_REGION"),
                 ext.get("TRACE_ON"),
+                ext.get("duplicate"),
             )
         except (KeyError, ValueError) as error:
             self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))
@@ -362,6 +363,7 @@ class Sending(msgspec.Struct, eq=False):
             told.recallHandle or "",
             told.region or "DefaultRegion",
             told.trace_on != "false",
+            told.duplicate == "true",
         )
         producer = self.producer
         if producer.is_observing:
