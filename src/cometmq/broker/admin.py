@@ -122,6 +122,7 @@ def delete_topic(broker: Broker, call: Call) -> Reply:
     broker.store.delete_topic(header.topic)
     broker.offsets.forget_topic(header.topic, call.now_ms)
     broker.stats.forget_topic(header.topic)
+    broker.pop.forget_topic(header.topic)
     return Reply()
 
 
@@ -209,6 +210,7 @@ def delete_group(broker: Broker, call: Call) -> Reply:
     broker.groups.delete(header.groupName, call.now_ms)
     if header.cleanOffset:
         broker.offsets.forget_group(header.groupName, call.now_ms)
+        broker.pop.forget_group(header.groupName, call.now_ms)
     return Reply()
 
 

@@ -178,7 +178,7 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
         queue_id,
         header.queueOffset,
         header.maxMsgNums,
-        _accept(broker, wants),
+        accept(broker, wants),
         max_scan=wants.max_scan,
     )
     status = fetched.status
@@ -201,7 +201,7 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
     return Reply(code, status.name, ext, fetched.body)
 
 
-def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
+def accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
     """The filter as the store asks it: by a unit's tag code, or by the record's properties."""
     if wants.accepts_all:
         return None
