@@ -330,13 +330,13 @@ IDLE_BROKER_KEYS = frozenset(
     clientOnewaySemaphoreValue clientWorkerThreads compatibleWithOldNameSrv compressedRegister
     configBlackList configManagerVersion consumerFallbehindThreshold consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity consumerOffsetUpdateVersionStep controllerAddr
-    dLegerGroup dLegerPeers dLegerSelfId  
+    dLegerGroup dLegerPeers dLegerSelfId
     defaultQueryMaxNum deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
     destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
     duplicationEnable enableAutoInSyncReplicas enableCalcFilterBitMap enableCompaction
     enableConsumeQueueExt enableControllerMode enableDLegerCommitLog enableLmq
-    enableMixedMessageType enableMultiDispatch enablePopBufferMerge 
-    enableRemoteEscape  enableScheduleAsyncDeliver
+    enableMixedMessageType enableMultiDispatch enablePopBufferMerge
+    enableRemoteEscape enableScheduleAsyncDeliver
     enableScheduleMessageStats enableSlaveActingMaster enabledAppendPropCRC
     endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
     fastFailIfNoBufferInStorePool fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer
@@ -351,16 +351,15 @@ IDLE_BROKER_KEYS = frozenset(
     maxMsgsNumBatch messageIndexSafe messageStorePlugIn metricsExporterType
     metricsPromExporterPort migrateAuthFromV1Enabled minInSyncReplicas offsetCheckInSlave
     popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
-    popCkStayBufferTime popCkStayBufferTimeOut 
-     
+    popCkStayBufferTime popCkStayBufferTimeOut
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
     putMessageFutureThreadPoolNums putMessageTimeout putMsgIndexHightWater queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity readUnCommitted recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval replicasPerDiskPartition
-    replyThreadPoolQueueCapacity  reviveInterval
-    reviveMaxSlow  reviveScanTime rocketmqHome sendMessageThreadPoolNums
+    replyThreadPoolQueueCapacity reviveInterval
+    reviveMaxSlow reviveScanTime rocketmqHome sendMessageThreadPoolNums
     sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads
-    serverChannelMaxIdleTimeSeconds  serverOnewaySemaphoreValue
+    serverChannelMaxIdleTimeSeconds serverOnewaySemaphoreValue
     serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
     serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingEnable skipPreOnline
     slaveReadEnable slaveTimeout storePathBrokerIdentity storePathCommitLog storePathEpochFile
@@ -372,7 +371,14 @@ IDLE_BROKER_KEYS = frozenset(
     warmMapedFileEnable writeWithoutMmap timerCheckMetricsWhen
     timerEnableCheckMetrics timerEnableDisruptor timerEnableRetryUntilSuccess
     timerGetMessageThreadNum timerInterceptDelayLevel timerMetricSmallThreshold
-    timerProgressLogIntervalMs timerPutMessageThreadNum timerWarmEnable""".split()
+    timerProgressLogIntervalMs timerPutMessageThreadNum timerWarmEnable
+    appendAckAsync enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag
+    enablePopBatchAck enablePopLog enablePopMetrics enableSkipLongAwaitingAck
+    loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
+    loadBalanceThreadPoolQueueCapacity popCkMaxBufferSize popCkOffsetMaxQueueSize
+    popConsumerKVServiceLog popLongPollingForceNotifyInterval popPollingMapExpireTimeSeconds
+    popPollingMapSize popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead reviveAckWaitMs
+    skipWhenCKRePutReachMaxTimes""".split()
 )
 """Keys that RocketMQ's broker knows and this version doesn't act on: accepted, said to be idle."""
 

@@ -359,6 +359,8 @@ class Broker:
     def saved(self, name: str, reason: str | None, now_ms: int, out: Out) -> None:
         self.is_plan_old = True
         self._files[name].done(reason, now_ms)
+        if self.is_stopping and reason is None:
+            self._files[name].ask(now_ms, out, at_once=True)  # it changed while it was written
         if name == self.topics.file.name:
             self._release_births(now_ms, out)
 

@@ -4,7 +4,8 @@ Owns: the checks of a pop in RocketMQ's order, where a group reads next, and whe
 rule: nothing is given out before what brings it back is stored: a checkpoint, or in order the note
 that the queue is taken.
 
-A pop reads all queues of a topic in turn (or one), and the group's retry topic before or after them.
+A pop reads all queues of a topic in turn (or one), and the group's retry topic before or after
+them.
 """
 
 from __future__ import annotations
@@ -220,9 +221,7 @@ def _missing(broker: Broker, name: str) -> RequestRefused:
 # --------------------------------------------------------------------------------------- reading
 
 
-def run(
-    broker: Broker, header: PopHeader, topic: TopicConfig, wants: Filter, now_ms: int
-) -> Work:
+def run(broker: Broker, header: PopHeader, topic: TopicConfig, wants: Filter, now_ms: int) -> Work:
     """Look once everywhere."""
     work = Work(broker, header, wants, now_ms)
     is_retry_first = work.draw < broker.config.pop_retry_percent
@@ -271,9 +270,7 @@ def _pop_queues(broker: Broker, work: Work, topic: TopicConfig, *, is_retry: boo
         _pop_queue(broker, work, topic.topicName, queue_id, is_retry=is_retry)
 
 
-def _pop_queue(
-    broker: Broker, work: Work, topic: str, queue_id: int, *, is_retry: bool
-) -> None:
+def _pop_queue(broker: Broker, work: Work, topic: str, queue_id: int, *, is_retry: bool) -> None:
     header, store, pops = work.header, broker.store, broker.pop
     place = (topic, header.consumerGroup, queue_id)
     offset = begin(broker, place, header.initMode, work.now_ms)
@@ -314,7 +311,7 @@ def _fetch(broker: Broker, work: Work, place: Place, offset: int) -> Fetched:
 def begin(broker: Broker, place: Place, init_mode: int, now_ms: int) -> int:
     """Where a group reads a queue next; a new one is noted where it begins."""
     topic, group, queue_id = place
-    store, pops = broker.store, broker.pop
+    pops = broker.pop
     if broker.offsets.resets:
         reset = broker.offsets.take_reset(topic, group, queue_id)
         if reset is not None:

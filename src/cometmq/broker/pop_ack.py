@@ -39,7 +39,12 @@ def ack(broker: Broker, call: Call) -> Reply | None:
             f"{least} to {most}",
         )
     if receipt.is_ordered:
-        _ack_in_order(broker, call, place, header.offset, receipt.pop_ms)
+        if not _ack_in_order(broker, call, place, header.offset, receipt.pop_ms):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"offset {header.offset} of queue {header.queueId} of {header.topic!r} is not out "
+                f"to {header.consumerGroup!r}",
+            )
         return Reply()
     _check_revive_queue(broker, receipt.revive_queue)
     one = _ack_of(place, receipt, header.offset)
@@ -151,25 +156,20 @@ def _new(pop_ms: int, invisible_ms: int, revive_queue: int) -> Reply:
 # ---------------------------------------------------------------------------------------- in order
 
 
-def _ack_in_order(
-    broker: Broker, call: Call, place: Place, offset: int, pop_ms: int
-) -> None:
+def _ack_in_order(broker: Broker, call: Call, place: Place, offset: int, pop_ms: int) -> bool:
+    """One of the messages that are out is done with; False if it is not out."""
     if offset < (broker.offsets.get(*place) or 0):
-        return
+        return True
     pops = broker.pop
     following = pops.order.acked(place, offset, pop_ms, call.now_ms)
-    if following == NOT_OURS:
-        raise RequestRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"offset {offset} of queue {place[2]} of {place[0]!r} is not out to {place[1]!r}",
-        )
     if following < 0:
-        return
+        return following != NOT_OURS
     broker.commit_offset(*place, following, call)
     pops.acked += 1
     pops.places.remove(place, 1)
     if not pops.order.blocked_until(place, None, call.now_ms):
         pops.wake_place(broker, place, call.now_ms, call.out)
+    return True
 
 
 def _hide_in_order(

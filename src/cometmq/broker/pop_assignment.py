@@ -1,8 +1,8 @@
 """Which queues a client reads, when it lets the broker decide: 400, 401, 402.
 
-Owns: messageRequestMode.json (pull or pop, by topic and group), the division of a topic's queues among
-a group's members, and the routes it needs for that. One rule: all brokers of a cluster give the same
-answer from the same two lists, so both are sorted as RocketMQ sorts them.
+Owns: messageRequestMode.json (pull or pop, by topic and group), the division of a topic's queues
+among a group's members, and the routes it needs for that. One rule: all brokers of a cluster give
+the same answer from the same two lists, so both are sorted as RocketMQ sorts them.
 
     PULL    each queue to one client: AVG in blocks, AVG_BY_CIRCLE dealt like cards
     POP     every broker of the topic to every client (queue -1); or with popShareQueueNum the
@@ -229,7 +229,7 @@ def _share(
     group = broker.members.consumers.get(asker.consumerGroup)
     if group is None or not queues:
         return None
-    clients = sorted({client.client_id for client in group.clients.values()})
+    clients = sorted(group.client_ids())
     if asker.strategyName not in ("AVG", "AVG_BY_CIRCLE"):
         log.warning("assignment asked by an unknown strategy=%r", asker.strategyName[:40])
         return None
@@ -257,9 +257,7 @@ def divide(
     return found
 
 
-def _in_blocks(
-    client: str, queues: list[MessageQueue], clients: list[str]
-) -> list[MessageQueue]:
+def _in_blocks(client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
     if client not in clients:
         return []
     index, (each, more) = clients.index(client), divmod(len(queues), len(clients))
@@ -267,9 +265,7 @@ def _in_blocks(
     return queues[begin : begin + each + (index < more)]
 
 
-def _by_circle(
-    client: str, queues: list[MessageQueue], clients: list[str]
-) -> list[MessageQueue]:
+def _by_circle(client: str, queues: list[MessageQueue], clients: list[str]) -> list[MessageQueue]:
     return queues[clients.index(client) :: len(clients)] if client in clients else []
 
 

@@ -1,8 +1,9 @@
 """Ordered pop: what of a queue is out, and when the queue is free again.
 
-Owns: consumerOrderInfo.json. One rule: while a message of an earlier pop is neither acknowledged nor
-over its time, nothing more is given out of its queue to the same group, except the same messages
-again to the very attempt that got them (a client whose answer was lost asks with the same id).
+Owns: consumerOrderInfo.json. One rule: while a message of an earlier pop is neither acknowledged
+nor over its time, nothing more is given out of its queue to the same group, except the same
+messages again to the very attempt that got them (a client whose answer was lost asks with the same
+id).
 
 The group's offset stands at the first message that is not acknowledged, so the next pop begins with
 it: an ordered message never goes through a retry topic.
@@ -111,9 +112,7 @@ class OrderedPops:
         elif attempt is not None and before.attempt == attempt:
             times = {at: before.times[at] for at in offsets if at in before.times}
         else:
-            times = {
-                at: before.times.get(at, 0) + 1 for at in offsets if at in before.offsets
-            }
+            times = {at: before.times.get(at, 0) + 1 for at in offsets if at in before.offsets}
         out.times = times
         self.table.setdefault(place[:2], {})[place[2]] = out
         self.file.changed(now_ms)
@@ -193,7 +192,9 @@ class OrderedPops:
                     out = _out(raw)
                     at = int(queue_id)
                 except (TypeError, ValueError, KeyError, AttributeError):
-                    log.error("ordered pops skipped key=%r queue=%r: not as expected", key, queue_id)
+                    log.error(
+                        "ordered pops skipped key=%r queue=%r: not as expected", key, queue_id
+                    )
                     continue
                 if out is not None:
                     self.table.setdefault((topic, group), {})[at] = out

@@ -1,8 +1,8 @@
 """How far each group has popped each queue, and how many of its messages are out.
 
-Owns: the part of a group's progress that is not in consumerOffset.json yet. One rule: an offset goes
-into that file only when the checkpoint that makes up for it is durable, so that a power cut gives
-messages out again and never skips one; and what was first comes first.
+Owns: the part of a group's progress that is not in consumerOffset.json yet. One rule: an offset
+goes into that file only when the checkpoint that makes up for it is durable, so that a power cut
+gives messages out again and never skips one; and what was first comes first.
 """
 
 from __future__ import annotations

@@ -82,14 +82,10 @@ class Polls:
                 listeners = self._listeners[queue] = {}
                 self._watch(*queue, True)
             listeners[poll.key] = listeners.get(poll.key, 0) + 1
-        heapq.heappush(
-            self._deadlines, (min(poll.until_ms, poll.look_ms), poll.number, poll)
-        )
+        heapq.heappush(self._deadlines, (min(poll.until_ms, poll.look_ms), poll.number, poll))
         return True
 
-    def arrived(
-        self, topic: str, queue_id: int, tags_code: int, log_offset: int
-    ) -> list[PollKey]:
+    def arrived(self, topic: str, queue_id: int, tags_code: int, log_offset: int) -> list[PollKey]:
         """The keys of which a poll wants this message."""
         listeners = self._listeners.get((topic, queue_id))
         if not listeners:

@@ -1,7 +1,7 @@
 """The texts by which a popped message is told from others: receipts, and a pop's answer about them.
 
-Owns: RocketMQ's ExtraInfoUtil as a broker needs it, the names of pop's retry topics, and the body of
-a batch of acknowledgements. One rule: pure functions; a text from outside is taken apart here or
+Owns: RocketMQ's ExtraInfoUtil as a broker needs it, the names of pop's retry topics, and the body
+of a batch of acknowledgements. One rule: pure functions; a text from outside is taken apart here or
 refused with what is wrong with it.
 
     receipt           start popped-at invisible revive-queue flag broker queue [offset]
@@ -57,10 +57,12 @@ def parse(text: str) -> Receipt:
     try:
         if not 7 <= len(words) <= 9 or len(text) > MOST_RECEIPT:
             raise ValueError
-        numbers = [_number(words[at]) for at in (0, 1, 2, 3, 6)]
+        start, pop_ms, invisible_ms, revive, queue_id = (
+            _number(words[at]) for at in (0, 1, 2, 3, 6)
+        )
     except ValueError:
         raise HeaderError(f"extraInfo {text[:80]!r} is not a receipt of a popped message") from None
-    return Receipt(*numbers[:4], words[4], words[5], numbers[4])
+    return Receipt(start, pop_ms, invisible_ms, revive, words[4], words[5], queue_id)
 
 
 def _number(text: str) -> int:

@@ -1,7 +1,7 @@
 """What pop writes down: checkpoints and acknowledgements, as messages of the revive topic.
 
-Owns: RocketMQ's PopCheckPoint, AckMsg and BatchAckMsg and the properties they travel with. One rule:
-pure functions; what is written here a RocketMQ broker reads, and the other way round.
+Owns: RocketMQ's PopCheckPoint, AckMsg and BatchAckMsg and the properties they travel with. One
+rule: pure functions; what is written here a RocketMQ broker reads, and the other way round.
 
     ck      one pop of one queue: which offsets went out, when, for how long. It comes to the revive
             topic one second before that time is over
@@ -166,9 +166,7 @@ def ack_message(config: BrokerConfig, queue_id: int, ack: Ack, invisible_ms: int
     }
     if ack.is_batch:
         body["aol"] = list(ack.offsets)
-    unique = (
-        f"{ack.topic}@{ack.queue_id}@{first}@{ack.group}@{ack.pop_ms}@{ack.broker}@{ACK_TAG}"
-    )
+    unique = f"{ack.topic}@{ack.queue_id}@{first}@{ack.group}@{ack.pop_ms}@{ack.broker}@{ACK_TAG}"
     return _message(config, queue_id, tag, body, unique, ack.pop_ms + invisible_ms)
 
 

@@ -5,13 +5,14 @@ was acknowledged or is stored once more; only then, and when that is durable, do
 offset pass it. What was not noted is done again after a crash, so a message may come twice, never
 not at all.
 
-    read      checkpoints are kept, acks set bits in them. Both come in by the timers, a checkpoint a
-              second before its acks
-    prove     an ack that was answered is in this topic when (1) all that was stored up to some moment
-              is in its queue, (2) the timers have taken it in and have delivered up to the time of the
-              checkpoint, (3) what they delivered was read. Only then a checkpoint is judged
-    judge     in the order of the queue: each open message to the group's retry topic, one try more; to
-              its dead letters when it has had all its tries
+    read      checkpoints are kept, acks set bits in them. Both come in by the timers, a checkpoint
+              a second before its acks
+    prove     an ack that was answered is in this topic when (1) all that was stored up to some
+              moment is in its queue, (2) the timers have taken it in and have delivered up to the
+              time of the checkpoint, (3) what they delivered was read. Only then a checkpoint is
+              judged
+    judge     in the order of the queue: each open message to the group's retry topic, one try more;
+              to its dead letters when it has had all its tries
 
 The reader's own offset is that of RocketMQ: the last that is done, so -1 stands before the first.
 """
@@ -41,7 +42,9 @@ log = logging.getLogger("cometmq.broker")
 
 RETRY_MS = 1_000  # after the store refused
 AGAIN_MS = 100  # while the timers are behind
-MOST_READ = 500  # records of one tick, and as many messages; the rest waits, so that requests get in
+MOST_READ = (
+    500  # records of one tick, and as many messages; the rest waits, so that requests get in
+)
 MOST_REVIVED = 200
 MOST_PENDING = 200_000  # checkpoints in memory; no more are read until some are done
 FAR_MS = 3_000
@@ -187,7 +190,9 @@ class Revive:
         unit = broker.store.unit(topic, queue.queue_id, queue.next)
         raw = None if unit is None else broker.store.record_at(unit[0])
         try:
-            found = None if raw is None else pop_records.read(record.decode(raw), broker.config.name)
+            found = (
+                None if raw is None else pop_records.read(record.decode(raw), broker.config.name)
+            )
         except BodyError as error:
             log.error("revive record skipped queue=%d at=%d: %s", queue.queue_id, queue.next, error)
             found = None
@@ -317,7 +322,7 @@ class Revive:
             self.dead += 1
             broker.stats.counters.dead_letters += 1
             log.info(
-                "dead letter group=%s log_offset=%d: it was received %d times and never acknowledged",
+                "dead letter group=%s log_offset=%d: received %d times, never acknowledged",
                 point.group,
                 stored.log_offset,
                 stored.reconsume_times + 1,

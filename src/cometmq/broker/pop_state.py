@@ -58,9 +58,7 @@ class Pop:
 
     # ------------------------------------------------------------------------------- into the log
 
-    def put_checkpoint(
-        self, broker: Broker, queue_id: int, point: Checkpoint, now_ms: int
-    ) -> int:
+    def put_checkpoint(self, broker: Broker, queue_id: int, point: Checkpoint, now_ms: int) -> int:
         """Store what brings messages back; where it ends in the log. StoreError if it can't be."""
         message = pop_records.checkpoint_message(broker.config, queue_id, point)
         message.born_ms = now_ms
@@ -180,4 +178,3 @@ class Pop:
             "popCheckpointsPending": revive.pending,
             "popReviveBehind": revive.behind(broker),
         }
-

@@ -227,7 +227,7 @@ class NameServers:
         for server in self._servers:
             if server.conn is not None and server.is_registered and not self._is_leaving:
                 ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
-                frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, version=OUR_VERSION, ext=ext)
+                frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=ext)
                 self._ask(server, frame, _Asked("route", until_ms, self._ticket, topic), out)
                 return True
         return False

@@ -1,7 +1,7 @@
 """Which queues somebody waits for.
 
-Owns: how many kinds of waiters listen to a queue. One rule: the store tells of arrivals in a queue as
-long as one of them listens.
+Owns: how many kinds of waiters listen to a queue. One rule: the store tells of arrivals in a queue
+as long as one of them listens.
 """
 
 from __future__ import annotations
