@@ -119,6 +119,20 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     timer_most_per_slot: int = 2**31 - 1
     timer_flush_interval_ms: int = 1_000
     timer_log_file_bytes: int = 100 * MIB
+    # pop
+    revive_queue_count: int = 8
+    pop_retry_percent: int = 20
+    is_pop_retry_v2: bool = False
+    reads_pop_retry_v1: bool = True
+    shows_pop_retry_topic: bool = False
+    starts_pops_in_memory: bool = True
+    is_pop_limited: bool = False
+    pop_most_in_flight: int = 10_000
+    max_polls: int = 100_000
+    max_polls_of_group: int = 1_024
+    request_mode: str = "PULL"
+    pop_share_count: int = -1
+    is_server_balancing: bool = True
     is_recall_enabled: bool = False
     # limits of the server
     is_compiled_path_enabled: bool = True
@@ -264,6 +278,19 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("timerFlushIntervalMs", "timer_flush_interval_ms", "ms between flushes of the timers' files", 10, 600_000),
     Key("mappedFileSizeTimerLog", "timer_log_file_bytes", "bytes per timer-log file", 68, 1024 * MIB),
     Key("recallMessageEnable", "is_recall_enabled", "producers may take back a timed message before its time", is_live=True),
+    Key("reviveQueueNum", "revive_queue_count", "queues of the topic that keeps pop's checkpoints; a store that has them already keeps its own number", 1, 64),
+    Key("popFromRetryProbability", "pop_retry_percent", "percent of pops that look into the group's retry topic first; others look there last", 0, 100, is_live=True),
+    Key("enableRetryTopicV2", "is_pop_retry_v2", "pop's retry topics are named %RETRY%group+topic, not %RETRY%group_topic", is_live=True),
+    Key("retrieveMessageFromPopRetryTopicV1", "reads_pop_retry_v1", "with enableRetryTopicV2: every second pop reads the old retry topic", is_live=True),
+    Key("popResponseReturnActualRetryTopic", "shows_pop_retry_topic", "popped retries keep the name of the retry topic", is_live=True),
+    Key("initPopOffsetByCheckMsgInMem", "starts_pops_in_memory", "a new group that wants only new messages gets all while the first is still in memory", is_live=True),
+    Key("enablePopMessageThreshold", "is_pop_limited", "stop popping a queue with popInflightMessageThreshold messages out", is_live=True),
+    Key("popInflightMessageThreshold", "pop_most_in_flight", "messages of one queue that a group may hold unacknowledged", 1, is_live=True),
+    Key("maxPopPollingSize", "max_polls", "pops that wait for messages at most", 0, is_live=True),
+    Key("popPollingSize", "max_polls_of_group", "pops of one group and queue that wait at most", 0, is_live=True),
+    Key("defaultMessageRequestMode", "request_mode", "how consumers that let the broker assign queues read them, unless set for their group", choices=("PULL", "POP"), is_live=True),
+    Key("defaultPopShareQueueNum", "pop_share_count", "other clients whose queues a popping client shares; -1: all", -1, is_live=True),
+    Key("serverLoadBalancerEnable", "is_server_balancing", "the broker divides queues among clients that ask it to; off, each is told all", is_live=True),
     Key("maxOpenQueueFiles", "max_open_queue_files", "consume-queue files in memory at once, others are opened when needed; 0: 48000, or what vm.max_map_count allows", 0, 10_000_000, is_ours=True),
     Key("maxConnections", "max_connections", "connections at most", 1, is_ours=True),
     Key("maxFrameBytes", "max_frame_bytes", "largest frame, length word included", 4096, 1024 * MIB, is_ours=True),
@@ -307,13 +334,13 @@ IDLE_BROKER_KEYS = frozenset(
     clientOnewaySemaphoreValue clientWorkerThreads compatibleWithOldNameSrv compressedRegister
     configBlackList configManagerVersion consumerFallbehindThreshold consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity consumerOffsetUpdateVersionStep controllerAddr
-    dLegerGroup dLegerPeers dLegerSelfId defaultMessageRequestMode defaultPopShareQueueNum
+    dLegerGroup dLegerPeers dLegerSelfId
     defaultQueryMaxNum deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
     destroyMapedFileIntervalForcibly disableConsumeIfConsumerReadSlowly disappearTimeAfterStart
     duplicationEnable enableAutoInSyncReplicas enableCalcFilterBitMap enableCompaction
     enableConsumeQueueExt enableControllerMode enableDLegerCommitLog enableLmq
-    enableMixedMessageType enableMultiDispatch enablePopBufferMerge enablePopMessageThreshold
-    enableRemoteEscape enableRetryTopicV2 enableScheduleAsyncDeliver
+    enableMixedMessageType enableMultiDispatch enablePopBufferMerge
+    enableRemoteEscape enableScheduleAsyncDeliver
     enableScheduleMessageStats enableSlaveActingMaster enabledAppendPropCRC
     endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
     fastFailIfNoBufferInStorePool fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer
@@ -328,16 +355,15 @@ IDLE_BROKER_KEYS = frozenset(
     maxMsgsNumBatch messageIndexSafe messageStorePlugIn metricsExporterType
     metricsPromExporterPort migrateAuthFromV1Enabled minInSyncReplicas offsetCheckInSlave
     popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
-    popCkStayBufferTime popCkStayBufferTimeOut popFromRetryProbability
-    popInflightMessageThreshold popResponseReturnActualRetryTopic
+    popCkStayBufferTime popCkStayBufferTimeOut
     processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
     putMessageFutureThreadPoolNums putMessageTimeout putMsgIndexHightWater queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity readUnCommitted recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval replicasPerDiskPartition
-    replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveInterval
-    reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome sendMessageThreadPoolNums
+    replyThreadPoolQueueCapacity reviveInterval
+    reviveMaxSlow reviveScanTime rocketmqHome sendMessageThreadPoolNums
     sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads
-    serverChannelMaxIdleTimeSeconds serverLoadBalancerEnable serverOnewaySemaphoreValue
+    serverChannelMaxIdleTimeSeconds serverOnewaySemaphoreValue
     serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
     serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingEnable skipPreOnline
     slaveReadEnable slaveTimeout storePathBrokerIdentity storePathCommitLog storePathEpochFile
@@ -349,7 +375,14 @@ IDLE_BROKER_KEYS = frozenset(
     warmMapedFileEnable writeWithoutMmap timerCheckMetricsWhen
     timerEnableCheckMetrics timerEnableDisruptor timerEnableRetryUntilSuccess
     timerGetMessageThreadNum timerInterceptDelayLevel timerMetricSmallThreshold
-    timerProgressLogIntervalMs timerPutMessageThreadNum timerWarmEnable""".split()
+    timerProgressLogIntervalMs timerPutMessageThreadNum timerWarmEnable
+    appendAckAsync enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag
+    enablePopBatchAck enablePopLog enablePopMetrics enableSkipLongAwaitingAck
+    loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums
+    loadBalanceThreadPoolQueueCapacity popCkMaxBufferSize popCkOffsetMaxQueueSize
+    popConsumerKVServiceLog popLongPollingForceNotifyInterval popPollingMapExpireTimeSeconds
+    popPollingMapSize popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead reviveAckWaitMs
+    skipWhenCKRePutReachMaxTimes""".split()
 )
 """Keys that RocketMQ's broker knows and this version doesn't act on: accepted, said to be idle."""
 

@@ -127,6 +127,7 @@ def delete_topic(broker: Broker, call: Call) -> Reply:
     broker.dedup.forget_topic(header.topic)
     broker.expired.forget_topic(header.topic, call.now_ms)
     broker.sequences.forget_topic(header.topic, broker.store.max_log_offset, call.now_ms)
+    broker.pop.forget_topic(header.topic)
     return Reply()
 
 
@@ -214,6 +215,7 @@ def delete_group(broker: Broker, call: Call) -> Reply:
     broker.groups.delete(header.groupName, call.now_ms)
     if header.cleanOffset:
         broker.offsets.forget_group(header.groupName, call.now_ms)
+        broker.pop.forget_group(header.groupName, call.now_ms)
     return Reply()
 
 

@@ -25,6 +25,7 @@ from cometmq.broker.holds import Holds
 from cometmq.broker.locks import QueueLocks
 from cometmq.broker.members import Members
 from cometmq.broker.offsets import Offsets
+from cometmq.broker.pop_state import Pop
 from cometmq.broker.registration import NameServers
 from cometmq.broker.requests import TABLE
 from cometmq.broker.sequences import Sequences
@@ -34,6 +35,7 @@ from cometmq.broker.stats import Stats, Traffic
 from cometmq.broker.teach import Teacher
 from cometmq.broker.timers import FLUSH, Timers
 from cometmq.broker.topics import Topics
+from cometmq.broker.watches import Watches
 from cometmq.config import BrokerConfig
 from cometmq.message import NewMessage
 from cometmq.ports import NEVER_MS, Close, ConnId, Out, Peer, Send
@@ -144,7 +146,8 @@ class Broker:
         )
         self.members = Members(config.max_groups)
         self.locks = QueueLocks()
-        self.holds = Holds(config.max_parked_pulls, store.watch, store.properties_at)
+        watches = Watches(store.watch)
+        self.holds = Holds(config.max_parked_pulls, watches.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
         self.delay = Delay(
             config.delay_levels, load_state(store.files, "config/delayOffset.json"), now_ms
@@ -157,6 +160,8 @@ class Broker:
         self.dedup = Dedup(self.topics.table.values(), is_indexed=config.is_index_enabled)
         self.sequences = Sequences(config, store, now_ms)
         self.expired = Expired(store, now_ms)
+        self.pop = Pop(store, self.offsets, watches, now_ms)
+        self._revive_topic = names.revive_topic(config.cluster)
         self._parts: tuple[Part, ...] = (
             self.delay,
             self.timers,
@@ -164,6 +169,7 @@ class Broker:
             self.half,
             self.sequences,
             self.expired,
+            self.pop,
         )
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
@@ -308,6 +314,7 @@ class Broker:
         self.is_plan_old = True
         self.peers.pop(conn, None)
         self.holds.drop_connection(conn)
+        self.pop.drop_connection(conn)
         if self.name_servers.closed(conn, now_ms):
             self._release_births(now_ms, out)
         heartbeat.lost(self, conn, out)
@@ -325,6 +332,9 @@ class Broker:
         self.timers.flushed(kind, self.store.flushed_offset, now_ms)
         if kind == "log":
             self._release_flushed(now_ms, out)
+            self.pop.note(self, now_ms)
+            if self.is_stopping:
+                self.offsets.file.ask(now_ms, out, at_once=True)
 
     def flush_failed(self, kind: str, reason: str, now_ms: int, out: Out) -> None:
         """The disk said no: nothing that waits is safe, and nothing new is accepted."""
@@ -357,6 +367,8 @@ class Broker:
     def saved(self, name: str, reason: str | None, now_ms: int, out: Out) -> None:
         self.is_plan_old = True
         self._files[name].done(reason, now_ms)
+        if self.is_stopping and reason is None:
+            self._files[name].ask(now_ms, out, at_once=True)  # it changed while it was written
         if name == self.topics.file.name:
             self._release_births(now_ms, out)
 
@@ -404,6 +416,7 @@ class Broker:
         self.sequences.stop(self.store, now_ms)
         if self.expired.is_waiting:
             self.store.hurry_log(now_ms)  # what was moved is noted when it is durable
+        self.pop.stop(self, now_ms, out)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)
@@ -415,6 +428,8 @@ class Broker:
         if self._parked and not self.store.read_only_reason:
             return False
         if self.expired.is_waiting and not self.store.read_only_reason:
+            return False
+        if not self.pop.places.is_settled and not self.store.read_only_reason:
             return False
         if any(birth.waiting for birth in self._births.values()):
             return False
@@ -429,9 +444,10 @@ class Broker:
     def dispatch(self, now_ms: int, out: Out) -> None:
         """Feed the queues, and answer the pulls that waited for what came."""
         arrivals = self.store.dispatch(now_ms)
-        if not self.holds.count:
+        if not self.holds.count and not self.pop.polls.count:
             return
         for arrival in arrivals:
+            self.pop.arrived(self, arrival, now_ms, out)
             for hold in self.holds.arrived(
                 arrival.topic,
                 arrival.queue_id,
@@ -544,6 +560,8 @@ class Broker:
         stored = self.store.append(message, now_ms)
         self.stats.put(topic, 1, stored.size)
         self.is_plan_old = True
+        if message.topic == self._revive_topic:
+            self.pop.revive.fed(stored.end_offset)
         return stored
 
     def put_together(
@@ -659,6 +677,7 @@ class Broker:
         """End the held pulls of a group, so that a reset reaches it now and not in 15 s."""
         for hold in self.holds.of_group(topic, group):
             pull.resume(self, hold, now_ms, out)
+        self.pop.wake_group(self, topic, group, now_ms, out)
 
     def reconfigure(self, config: BrokerConfig, now_ms: int) -> None:
         """Live settings have changed."""

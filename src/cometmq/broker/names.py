@@ -30,6 +30,7 @@ OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC = "BenchmarkTest"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 CHECKPOINT_TOPIC = "CHECKPOINT_TOPIC"
+REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 SYSTEM_PREFIX = "rmq_sys_"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
@@ -72,6 +73,8 @@ def topic_problem(topic: str) -> str | None:
     limit = MAX_LONG_TOPIC if is_long else MAX_TOPIC
     if len(topic) > limit:
         return f"topic name of {len(topic)} characters, at most {limit}: {topic[:40]!r}..."
+    if topic.startswith(RETRY_PREFIX) and topic.count("+") == 1:
+        topic = topic.replace("+", "_")  # `%RETRY%group+topic`: what pop's newer retry topics say
     if not _ALLOWED.fullmatch(topic):
         return f"topic name {topic!r} has a character that is not allowed; {_RULE}"
     return None
@@ -111,6 +114,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def revive_topic(cluster: str) -> str:
+    """Where pop keeps its checkpoints and acknowledgements."""
+    return f"{SYSTEM_PREFIX}REVIVE_LOG_{cluster}"
+
+
 def built_in_topics(config: BrokerConfig) -> list[TopicConfig]:
     """The topics every broker has, before its own file is laid over them."""
     read_write = int(Perm.READ | Perm.WRITE)
@@ -123,7 +131,7 @@ def built_in_topics(config: BrokerConfig) -> list[TopicConfig]:
         _topic(OFFSET_MOVED_TOPIC, 1, read_write),
         _topic(SCHEDULE_TOPIC, len(config.delay_levels.split()), read_write),
         _topic(f"{config.cluster}_REPLY_TOPIC", 1, read_write),
-        _topic(f"{SYSTEM_PREFIX}REVIVE_LOG_{config.cluster}", 8, read_write),
+        _topic(revive_topic(config.cluster), config.revive_queue_count, read_write),
         _topic(f"{SYSTEM_PREFIX}SYNC_BROKER_MEMBER_{config.name}", 1, Perm.INHERIT),
         _topic(HALF_TOPIC, 1, read_write),
         _topic(OP_TOPIC, 1, read_write),

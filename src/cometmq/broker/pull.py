@@ -200,7 +200,7 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
 def _fetch(broker: Broker, header: PullHeader, wants: Filter, now_ms: int) -> Fetched:
     """Read the queue from the pull's offset on, and beyond messages whose time is over."""
     topic, offset, kept_back = header.topic, header.queueOffset, 0
-    accept = _accept(broker, wants)
+    accepts = accept(broker, wants)
     is_stale = None if header.consumerGroup == names.TOOLS_GROUP else partial(_is_stale, now_ms)
     for _ in range(MOST_LEAPS):
         fetched = broker.store.fetch(
@@ -208,7 +208,7 @@ def _fetch(broker: Broker, header: PullHeader, wants: Filter, now_ms: int) -> Fe
             header.queueId,
             offset,
             header.maxMsgNums,
-            accept,
+            accepts,
             max_scan=wants.max_scan,
             is_stale=is_stale,
         )
@@ -225,7 +225,7 @@ def _is_stale(now_ms: int, view: memoryview) -> bool:
     return ttl.is_stale(view, now_ms)
 
 
-def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
+def accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
     """The filter as the store asks it: by a unit's tag code, or by the record's properties."""
     if wants.accepts_all:
         return None

@@ -34,6 +34,7 @@ class _Asked(msgspec.Struct):
     what: str
     until_ms: int
     ticket: int
+    topic: str = ""
 
 
 class _NameServer(msgspec.Struct):
@@ -99,6 +100,8 @@ class NameServers:
         for server in self._servers:
             for opaque in [o for o, asked in server.asked.items() if asked.until_ms <= now_ms]:
                 asked = server.asked.pop(opaque)
+                if asked.what == "route":
+                    continue  # who waits for it gives up by itself
                 self._failed(server, f"{asked.what} not answered in time", now_ms)
             if self._is_leaving:
                 continue
@@ -148,6 +151,9 @@ class NameServers:
             return
         if asked.what == "unregister":
             server.is_registered = False
+            return
+        if asked.what == "route":
+            broker.pop.modes.answered(broker, asked.topic, frame, now_ms, out)
             return
         if frame.code != ResponseCode.SUCCESS:
             self._failed(server, f"code {frame.code}: {frame.remark}", now_ms)
@@ -212,9 +218,19 @@ class NameServers:
             asked.ticket - 1
             for server in self._servers
             for asked in server.asked.values()
-            if asked.what != "unregister"
+            if asked.what not in ("unregister", "route")
         )
         return min(owed, default=self._ticket)
+
+    def ask_route(self, topic: str, until_ms: int, out: Out) -> bool:
+        """Ask a name server where a topic is; False if none is there to be asked."""
+        for server in self._servers:
+            if server.conn is not None and server.is_registered and not self._is_leaving:
+                ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+                frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=ext)
+                self._ask(server, frame, _Asked("route", until_ms, self._ticket, topic), out)
+                return True
+        return False
 
     def leave(self, broker: Broker, now_ms: int, out: Out) -> None:
         """Say goodbye to every name server."""

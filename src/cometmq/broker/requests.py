@@ -18,6 +18,10 @@ from cometmq.broker import (
     ask_clients,
     heartbeat,
     names,
+    pop,
+    pop_ack,
+    pop_assignment,
+    pop_look,
     pull,
     query,
     recall,
@@ -77,6 +81,19 @@ TABLE: dict[int, Entry[Broker]] = {
     C.RECALL_MESSAGE: Entry(recall.recall, _named(h.RecallHeader)),
     C.END_TRANSACTION: Entry(transaction.end_transaction, _named(h.EndTransactionHeader)),
     C.RESUME_CHECK_HALF_MESSAGE: Entry(transaction.resume_checks, _named(h.ResumeChecksHeader)),
+    # pop: messages without queues
+    C.POP_MESSAGE: Entry(pop.pop, _named(h.PopHeader)),
+    C.ACK_MESSAGE: Entry(pop_ack.ack, _named(h.AckHeader)),
+    C.BATCH_ACK_MESSAGE: Entry(pop_ack.batch_ack),
+    C.CHANGE_MESSAGE_INVISIBLETIME: Entry(
+        pop_ack.change_invisible, _named(h.ChangeInvisibleHeader)
+    ),
+    C.PEEK_MESSAGE: Entry(pop_look.peek, _named(h.PeekHeader)),
+    C.NOTIFICATION: Entry(pop_look.notification, _named(h.NotificationHeader)),
+    C.POLLING_INFO: Entry(pop_look.polling_info, _named(h.PollingInfoHeader)),
+    C.QUERY_ASSIGNMENT: Entry(pop_assignment.query_assignment),
+    C.SET_MESSAGE_REQUEST_MODE: Entry(pop_assignment.set_mode),
+    C.GET_ALL_MESSAGE_REQUEST_MODE: Entry(pop_assignment.all_modes),
     # questions
     C.QUERY_MESSAGE: Entry(query.by_key, _named(h.QueryMessageHeader)),
     C.VIEW_MESSAGE_BY_ID: Entry(query.by_log_offset, h.ViewMessageHeader),

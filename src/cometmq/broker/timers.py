@@ -465,6 +465,20 @@ class Timers:
         """How long ago the oldest slot that waits should have been read."""
         return self._floor(now_ms) - self.read_ms if self._is_behind(now_ms) else 0
 
+    def done_ms(self, store: Store, now_ms: int) -> int:
+        """All messages for a time up to this one, as far as they are in the timers' queue, were
+        delivered; none that is stored from now on will be for that time and not be due at once."""
+        is_late = self._leaving is not None or self._is_behind(now_ms)
+        found = self.read_ms if is_late else self._floor(now_ms)
+        if self.unread(store):
+            stored_ms = store.store_ms_at(names.TIMER_TOPIC, 0, self.queue_offset)
+            found = min(found, 0 if stored_ms is None else stored_ms - 1)
+        return found
+
+    def done_at(self, due_ms: int) -> int:
+        """When `done_ms` comes to a time, if nothing holds the timers up."""
+        return -(-due_ms // self._precision_ms) * self._precision_ms
+
     def unread(self, store: Store) -> int:
         """How many messages are to enter the wheel yet."""
         return max(store.max_offset(names.TIMER_TOPIC, 0) - self.queue_offset, 0)

@@ -113,8 +113,7 @@ def resume_checks(broker: Broker, call: Call) -> Reply | None:
         log_offset = message_id.parse_offset_id(header.msgId)[2]
     except UsageError as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-    raw = broker.store.record_at(log_offset)
-    stored = None if raw is None else record.decode(raw)
+    stored = broker.store.message_at(log_offset)
     if stored is None or stored.topic != names.CHECK_MAX_TOPIC:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR,

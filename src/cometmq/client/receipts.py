@@ -91,6 +91,7 @@ class PopAnswer(msgspec.Struct, frozen=True):
     restNum: int = 0  # noqa: N815
     startOffsetInfo: str | None = None  # noqa: N815
     msgOffsetInfo: str | None = None  # noqa: N815
+    orderCountInfo: str | None = None  # noqa: N815
 
 
 def receipts_of(answer: PopAnswer, messages: list[ReceivedMessage], broker: str) -> list[str]:
@@ -140,6 +141,14 @@ def receipts_of(answer: PopAnswer, messages: list[ReceivedMessage], broker: str)
         )
         found.append(str(receipt))
     return found
+
+
+def times_before(answer: PopAnswer, one: ReceivedMessage) -> int:
+    """How often an ordered message was received before; the record itself can't tell."""
+    counts = dict(_info(answer.orderCountInfo, "orderCountInfo"))
+    flag = _flag_of(one.stored_topic)
+    told = counts.get(f"{flag} qo{one.queue_id}%{one.queue_offset}")
+    return int(told or counts.get(f"{flag} {one.queue_id}", "0"))
 
 
 def _flag_of(topic: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from cometmq.client.receipts import (
     batch_ack_body,
     parse_receipt,
     receipts_of,
+    times_before,
 )
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.session import Options, Session
@@ -71,6 +73,8 @@ class SimpleConsumer:
     ...         await consumer.ack(message)
 
     `start`: where a group that a broker does not know yet begins, "first" or "last".
+    `ordered`: each queue's messages in their order. While some of a queue are out, its others wait;
+    a message that was not acknowledged in time comes again before those behind it.
     Other keywords: those of session.Options.
     """
 
@@ -83,6 +87,7 @@ class SimpleConsumer:
         sql: str = "",
         namesrv: str | Sequence[str] | None = None,
         start: str = "first",
+        ordered: bool = False,
         **options: Any,
     ) -> None:
         if not group:
@@ -96,6 +101,7 @@ class SimpleConsumer:
         self.session = Session(common)
         self.group = self.session.wrap(group)
         self._begins_at_end = start == "last"
+        self._is_ordered = ordered
         self._subscribed: dict[str, tuple[Filter, int]] = {}
         self._turn = 0
         self.session.consumers = self._membership
@@ -167,6 +173,7 @@ class SimpleConsumer:
         loop = asyncio.get_running_loop()
         ends = loop.time() + wait_s
         invisible_ms = round(invisible_s * 1000)
+        attempt = uuid.uuid4().hex  # an answer that was lost on its way is given again
         is_first_round = True
         while True:
             targets = await self._targets()
@@ -180,7 +187,7 @@ class SimpleConsumer:
                 began = loop.time()
                 wait_ms = round(min(slice_s, max(0.0, ends - began)) * 1000)
                 try:
-                    found = await self._pop(broker, topic, most, invisible_ms, wait_ms)
+                    found = await self._pop(broker, topic, most, invisible_ms, wait_ms, attempt)
                 except CometError as error:
                     problems.append(error)
                     await self._failed(broker, topic, error)
@@ -214,7 +221,7 @@ class SimpleConsumer:
         return found
 
     async def _pop(
-        self, broker: str, topic: str, most: int, invisible_ms: int, wait_ms: int
+        self, broker: str, topic: str, most: int, invisible_ms: int, wait_ms: int, attempt: str
     ) -> list[PoppedMessage]:
         wanted = self._subscribed[topic][0]
         ext = {
@@ -228,8 +235,10 @@ class SimpleConsumer:
             "initMode": "1" if self._begins_at_end else "0",
             "expType": wanted.kind,
             "exp": wanted.text,
-            "order": "false",
+            "order": "true" if self._is_ordered else "false",
         }
+        if self._is_ordered:
+            ext["attemptId"] = attempt
         answer = await self.session.connections.request(
             await self.session.leader(broker, topic),
             RequestCode.POP_MESSAGE,
@@ -253,6 +262,8 @@ class SimpleConsumer:
         ]
         for one in found:
             one.topic = self.session.unwrap(one.topic)
+            if self._is_ordered:
+                one.reconsume_times = times_before(told, one)
         return found
 
     # ----------------------------------------------------------------------------------------- ack

@@ -274,6 +274,74 @@ class SendBackHeader(msgspec.Struct, gc=False, frozen=True):
     maxReconsumeTimes: Int32 | None = None
 
 
+class PopHeader(msgspec.Struct, gc=False, frozen=True):
+    """200050."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+    maxMsgNums: Int32
+    invisibleTime: int
+    pollTime: int
+    initMode: Int32
+    bornTime: int = 0
+    expType: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attemptId: str | None = None
+
+
+class AckHeader(msgspec.Struct, gc=False, frozen=True):
+    """200051."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+    extraInfo: str
+    offset: int
+
+
+class ChangeInvisibleHeader(msgspec.Struct, gc=False, frozen=True):
+    """200053."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+    extraInfo: str
+    offset: int
+    invisibleTime: int
+    suspend: bool = False
+
+
+class PeekHeader(msgspec.Struct, gc=False, frozen=True):
+    """200052."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+    maxMsgNums: Int32
+
+
+class NotificationHeader(msgspec.Struct, gc=False, frozen=True):
+    """200054."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+    pollTime: int
+    bornTime: int = 0
+    order: bool = False
+    attemptId: str | None = None
+
+
+class PollingInfoHeader(msgspec.Struct, gc=False, frozen=True):
+    """200055."""
+
+    consumerGroup: str
+    topic: str
+    queueId: Int32
+
+
 class RecallHeader(msgspec.Struct, gc=False, frozen=True):
     """370."""
 

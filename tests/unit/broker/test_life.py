@@ -24,8 +24,8 @@ from .harness import NAMESRV, NOW_MS, Bench, StubNameServer, bodies_of, response
         0,
         -1,
         9999,
-        C.POP_MESSAGE,
-        C.ACK_MESSAGE,
+        C.POP_ROLLBACK,
+        C.AUTH_LIST_ACL,
     ],
 )
 @pytest.mark.parametrize("serialize", [0, 1])

@@ -50,7 +50,41 @@ def end_of_transaction() -> dict[str, Any]:
     return {"producerGroup": GOOD, "commitOrRollback": 8, **offsets}
 
 
+def popped(bench: Bench, topic: str, group: str) -> dict[str, Any]:
+    """What the pop family asks for."""
+    return queue(bench, topic) | {
+        "consumerGroup": group,
+        "maxMsgNums": 1,
+        "invisibleTime": 1000,
+        "pollTime": 0,
+        "initMode": 0,
+        "extraInfo": "0 1 2 3 0 b 0 0",
+        "offset": 0,
+    }
+
+
+def batch_of_acks(topic: str, group: str) -> bytes:
+    ack = {"r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1, "b": "AQ=="}
+    return json({"brokerName": "b", "acks": [ack | {"t": topic, "c": group}]})
+
+
+POP_REQUESTS = (
+    C.POP_MESSAGE,
+    C.ACK_MESSAGE,
+    C.CHANGE_MESSAGE_INVISIBLETIME,
+    C.PEEK_MESSAGE,
+    C.NOTIFICATION,
+    C.POLLING_INFO,
+)
+
 TOPIC_REQUESTS: dict[int, Any] = {
+    **{code: lambda b, t: (popped(b, t, GOOD), b"") for code in POP_REQUESTS},
+    C.BATCH_ACK_MESSAGE: lambda b, t: (None, batch_of_acks(t, GOOD)),
+    C.QUERY_ASSIGNMENT: lambda b, t: (None, json({"topic": t, "consumerGroup": GOOD})),
+    C.SET_MESSAGE_REQUEST_MODE: lambda b, t: (
+        None,
+        json({"topic": t, "consumerGroup": GOOD, "mode": "POP"}),
+    ),
     C.SEND_MESSAGE: lambda b, t: (b.send_ext(t, code=C.SEND_MESSAGE), b"x"),
     C.SEND_MESSAGE_V2: lambda b, t: (b.send_ext(t), b"x"),
     C.SEND_BATCH_MESSAGE: lambda b, t: (b.send_ext(t, batch=True), b""),
@@ -102,6 +136,13 @@ OPTIONAL_TOPIC_REQUESTS: dict[int, Any] = {
     ),
 }
 GROUP_REQUESTS: dict[int, Any] = {
+    **{code: lambda b, g: (popped(b, "BenchmarkTest", g), b"") for code in POP_REQUESTS},
+    C.BATCH_ACK_MESSAGE: lambda b, g: (None, batch_of_acks("BenchmarkTest", g)),
+    C.QUERY_ASSIGNMENT: lambda b, g: (None, json({"topic": "BenchmarkTest", "consumerGroup": g})),
+    C.SET_MESSAGE_REQUEST_MODE: lambda b, g: (
+        None,
+        json({"topic": "BenchmarkTest", "consumerGroup": g, "mode": "POP"}),
+    ),
     C.END_TRANSACTION: lambda b, g: (end_of_transaction() | {"producerGroup": g}, b""),
     C.PULL_MESSAGE: lambda b, g: (b.pull_ext("BenchmarkTest", group=g), b""),
     C.LITE_PULL_MESSAGE: lambda b, g: (b.pull_ext("BenchmarkTest", group=g), b""),
@@ -136,6 +177,7 @@ GROUP_REQUESTS: dict[int, Any] = {
     C.CONSUME_MESSAGE_DIRECTLY: lambda b, g: ({"consumerGroup": g, "clientId": "c"}, b""),
 }
 NAMELESS = {
+    C.GET_ALL_MESSAGE_REQUEST_MODE,
     C.VIEW_MESSAGE_BY_ID,  # a topic may ride along; it is not looked at
     C.UNREGISTER_CLIENT,  # its groups are optional; tested below
     C.CHECK_CLIENT_CONFIG,  # nothing is kept or looked up

@@ -79,6 +79,25 @@ TABLE: list[tuple[str, type[msgspec.Struct], str]] = [
         "fromTransactionCheck b? msgId s~ transactionId s?",
     ),
     ("370", h.RecallHeader, "producerGroup s? topic s! recallHandle s!"),
+    (
+        "200050",
+        h.PopHeader,
+        "consumerGroup s! topic s! queueId i! maxMsgNums i! invisibleTime l! pollTime l! "
+        "initMode i! bornTime l? expType s? exp s? order b? attemptId s?",
+    ),
+    ("200051", h.AckHeader, "consumerGroup s! topic s! queueId i! extraInfo s! offset l!"),
+    (
+        "200053",
+        h.ChangeInvisibleHeader,
+        "consumerGroup s! topic s! queueId i! extraInfo s! offset l! invisibleTime l! suspend b?",
+    ),
+    ("200052", h.PeekHeader, "consumerGroup s! topic s! queueId i! maxMsgNums i!"),
+    (
+        "200054",
+        h.NotificationHeader,
+        "consumerGroup s! topic s! queueId i! pollTime l! bornTime l? order b? attemptId s?",
+    ),
+    ("200055", h.PollingInfoHeader, "consumerGroup s! topic s! queueId i!"),
     ("38 40 203", h.ConsumerGroupHeader, "consumerGroup s!"),
     (
         "17",
