@@ -39,6 +39,7 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.results import Appended
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
+from cometmq.store.timer_wheel import WHEEL_SLOTS
 from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
@@ -120,6 +121,8 @@ class Broker:
         identity: Identity,
         store: Store,
         now_ms: int,
+        *,
+        timer_slots: int = WHEEL_SLOTS,
     ) -> None:
         self.config = config
         self.config_version = DataVersion(timestamp=now_ms)
@@ -150,7 +153,7 @@ class Broker:
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )
         self.half = Half(store, self.offsets)
-        self.timers = Timers(config, store, now_ms)
+        self.timers = Timers(config, store, now_ms, timer_slots)
         self._parts: tuple[Part, ...] = (self.delay, self.timers, self.sql_filters, self.half)
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
