@@ -44,6 +44,7 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.results import Appended
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
+from cometmq.store.timer_wheel import WHEEL_SLOTS
 from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
@@ -125,6 +126,8 @@ class Broker:
         identity: Identity,
         store: Store,
         now_ms: int,
+        *,
+        timer_slots: int = WHEEL_SLOTS,
     ) -> None:
         self.config = config
         self.config_version = DataVersion(timestamp=now_ms)
@@ -156,7 +159,7 @@ class Broker:
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )
         self.half = Half(store, self.offsets)
-        self.timers = Timers(config, store, now_ms)
+        self.timers = Timers(config, store, now_ms, timer_slots)
         self.dedup = Dedup(self.topics.table.values(), is_indexed=config.is_index_enabled)
         self.sequences = Sequences(config, store, now_ms)
         self.expired = Expired(store, now_ms)

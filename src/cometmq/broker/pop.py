@@ -303,9 +303,8 @@ def _pop_queue(broker: Broker, work: Work, topic: str, queue_id: int, *, is_retr
 
 def _fetch(broker: Broker, work: Work, place: Place, offset: int) -> Fetched:
     topic, _, queue_id = place
-    return broker.store.fetch(
-        topic, queue_id, offset, work.left, work.accept, max_scan=work.max_scan
-    )
+    queue = (topic, queue_id)
+    return pull.fetch(broker, queue, offset, work.left, work.accept, work.max_scan, work.now_ms)
 
 
 def begin(broker: Broker, place: Place, init_mode: int, now_ms: int) -> int:

@@ -176,7 +176,16 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
     if reset is not None:
         ext = _ext(reset, store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
         return Reply(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", ext)
-    fetched = _fetch(broker, header, wants, now_ms)
+    fetched = fetch(
+        broker,
+        (topic, queue_id),
+        header.queueOffset,
+        header.maxMsgNums,
+        accept(broker, wants),
+        wants.max_scan,
+        now_ms,
+        sees_stale=header.consumerGroup == names.TOOLS_GROUP,
+    )
     status = fetched.status
     if status in (FetchStatus.NO_MESSAGE_IN_QUEUE, FetchStatus.NO_MATCHED_LOGIC_QUEUE):
         is_start = header.queueOffset == 0
@@ -197,20 +206,24 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
     return Reply(code, status.name, ext, fetched.body)
 
 
-def _fetch(broker: Broker, header: PullHeader, wants: Filter, now_ms: int) -> Fetched:
-    """Read the queue from the pull's offset on, and beyond messages whose time is over."""
-    topic, offset, kept_back = header.topic, header.queueOffset, 0
-    accepts = accept(broker, wants)
-    is_stale = None if header.consumerGroup == names.TOOLS_GROUP else partial(_is_stale, now_ms)
+def fetch(
+    broker: Broker,
+    queue: tuple[str, int],
+    offset: int,
+    count: int,
+    accepts: Callable[[int, int], bool] | None,
+    max_scan: int | None,
+    now_ms: int,
+    *,
+    sees_stale: bool = False,
+) -> Fetched:
+    """Read a queue from an offset on, and beyond messages whose time is over."""
+    topic, queue_id = queue
+    kept_back = 0
+    is_stale = None if sees_stale else partial(_is_stale, now_ms)
     for _ in range(MOST_LEAPS):
         fetched = broker.store.fetch(
-            topic,
-            header.queueId,
-            offset,
-            header.maxMsgNums,
-            accepts,
-            max_scan=wants.max_scan,
-            is_stale=is_stale,
+            topic, queue_id, offset, count, accepts, max_scan=max_scan, is_stale=is_stale
         )
         kept_back += fetched.stale
         offset = fetched.next_offset

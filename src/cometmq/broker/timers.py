@@ -106,6 +106,7 @@ class Timers:
         self._delivered_upto = 0
         self._blocked_ms = 0
         self._is_refused = False  # and said so
+        self._enter_upto = 0  # no other slot is read before the queue up to here has entered
         self._flush_ms = 0
         self._clean_ms = now_ms + CLEAN_MS
         self._proof: _Proof | None = None
@@ -129,6 +130,7 @@ class Timers:
         self._last_slot_ms = found.last_slot_ms
         if self.unread(store):
             self._logged = found.logged
+            self._enter_upto = store.max_offset(names.TIMER_TOPIC, 0)
         self._done_upto, self._done_ms = found.done_upto, found.read_ms
         self._check_file = StateFile(CHECK_FILE, lambda: self._check.file())
         self.files = [self._check_file, self.counts.file]
@@ -172,7 +174,7 @@ class Timers:
             soonest = self._flush_ms
         if self.queue_offset < broker.store.max_offset(names.TIMER_TOPIC, 0) or self._leaving:
             return min(soonest, max(self._blocked_ms, now_ms))
-        if self.read_ms <= self._last_slot_ms:
+        if self.read_ms <= self._last_slot_ms and self.queue_offset >= self._enter_upto:
             soonest = min(soonest, max(self._blocked_ms, self.read_ms + self._precision_ms))
         return soonest
 
@@ -225,15 +227,16 @@ class Timers:
         if self.queue_offset < self._done_upto and slot_ms < self._done_ms:
             return True
         is_deleting = properties.get(text, properties.TIMER_DELETES) is not None
-        write_ms = max(self._floor(now_ms), self.read_ms)
-        if self._leaving is not None:
-            write_ms = max(write_ms, self.read_ms + self._precision_ms)
-        if slot_ms < write_ms:
-            if self._leaving is not None or self._is_behind(now_ms):
-                return False  # what was sent before it stands in a slot, and goes first
-            if is_deleting:
-                return True
-            return self._deliver(broker, log_offset, size, _NEVER_ENTERED, now_ms)
+        # The first slot that is not being read, though its time may be over: who deletes and who is
+        # deleted must meet, and what was sent before and stands in a slot goes first.
+        first_ms = self.read_ms + (0 if self._leaving is None else self._precision_ms)
+        if slot_ms < first_ms:
+            if self._leaving is None and not self._is_behind(now_ms):
+                if is_deleting:
+                    return True
+                return self._deliver(broker, log_offset, size, _NEVER_ENTERED, now_ms)
+            slot_ms = first_ms
+        write_ms = max(self._floor(now_ms), first_ms)
         magic = DEFAULT_BIT | (DELETE_BIT if is_deleting else 0)
         window_ms = self._window * self._precision_ms
         beyond_ms = slot_ms - write_ms - window_ms
@@ -242,6 +245,7 @@ class Timers:
             is_little = beyond_ms < self._window // 3 * self._precision_ms
             slots = self._window // 2 if is_little else self._window
             slot_ms = write_ms + slots * self._precision_ms
+        write_ms = min(write_ms, slot_ms)
         wheel = self._need_wheel()
         slot = wheel.get(slot_ms)
         topic = properties.get(text, properties.REAL_TOPIC) or ""
@@ -278,6 +282,8 @@ class Timers:
         while slots and units and left:
             leaving = self._leaving
             if leaving is None:
+                if self.queue_offset < self._enter_upto:
+                    return  # something that may be due, or delete what is
                 if self.read_ms > self._last_slot_ms:
                     self.read_ms = max(self.read_ms, self._floor(now_ms))
                     return
@@ -377,6 +383,8 @@ class Timers:
             return False
         self._is_refused = False
         self._delivered_upto = done.end_offset
+        if is_rolled:
+            self._enter_upto = done.queue_offset + 1
         self.delivered += not is_rolled
         if entered_ms != _NEVER_ENTERED:
             topic = properties.get(stored.properties, properties.REAL_TOPIC) or ""

@@ -135,12 +135,18 @@ class KeyIndex:
         """After an unclean stop: drop the files that may have lost pages since `index_ms`.
 
         They are not lost: recovery walks the log from the end of the last file that stays. A file
-        without an entry goes as well: a kill may have come before it was told where to begin.
+        without an entry goes as well: a kill may have come before it was told where to begin. And
+        so do all behind the first that goes: the time in a head that was never synced may be any.
         """
-        removed = 0
-        while self.items and (self.items[-1].head.end_ms > index_ms or self.items[-1].is_empty):
+        kept = 0
+        for item in self.items:
+            head = item.head
+            if item.is_empty or not head.begin_ms <= head.end_ms <= index_ms:
+                break
+            kept += 1
+        removed = len(self.items) - kept
+        while len(self.items) > kept:
             self.items.pop().remove()
-            removed += 1
         return removed
 
     def repair(self) -> None:

@@ -38,6 +38,7 @@ class AdminPlan(msgspec.Struct, frozen=True):
     interval_ms: int
     name_servers: dict[str, str]
     trusts_topics: bool
+    more_topics: dict[str, int] = {}  # that are only made
 
 
 class Admin:
@@ -54,7 +55,7 @@ class Admin:
         self.next_ms = 0
 
     def _want_all(self) -> None:
-        topics = [*self._plan.topics, *self._plan.doomed]
+        topics = [*self._plan.topics, *self._plan.doomed, *self._plan.more_topics]
         self._missing = {(broker, topic): None for broker in self._plan.brokers for topic in topics}
 
     @property
@@ -124,7 +125,7 @@ class Admin:
         )
 
     def _create(self, client: Client, broker: str, topic: str) -> None:
-        count = self._plan.topics.get(topic, 2)
+        count = {**self._plan.more_topics, **self._plan.topics}.get(topic, 2)
 
         def made(answer: Answer) -> None:
             if answer.is_ok:

@@ -9,8 +9,8 @@ told, never at what the code meant to do; a problem is one sentence that names t
     3 every record was sent by somebody         8 after healing everybody gets done
 1 is judged at every acknowledgement against the disk itself, 1 and 5 at every recovery, locks where
 they are given (history.py); order within a queue where it is pulled (traffic.py); silence where it
-is waited for (client.py). The numbers are those of the design; 4 and 6 wait for replication and
-transactions.
+is waited for (client.py); message kinds (6: transactions, delays, retries and others) in their own
+files, kinds.py has the table. The numbers are those of the design; 4 waits for replication.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from cometmq.nameserver.nameserver import NameServer
 from cometmq.store.consume_queue import BLANK_SIZE
 from cometmq.store.layout import CONSUME_QUEUE, UNIT_BYTES
 from cometmq.store.store import Store
+from cometmq.testing import kinds
 from cometmq.testing.admin import KV_NAMESPACE
 from cometmq.testing.history import Ack, Found, History, Queue, Sent
+from cometmq.testing.kinds_base import Ledger, record_of
 from cometmq.testing.swarm import Swarm
-from cometmq.testing.traffic import Consumer
+from cometmq.testing.traffic import Consumer, ConsumerPlan
 from cometmq.wire import fastjson, properties
 from cometmq.wire.record import Blank, Scan, decode, scan
 
@@ -54,6 +56,7 @@ def check_broker(history: History, name: str, broker: Broker, *, is_new: bool = 
     check_acks(history, name, store, records)
     check_index(history, name, store, records)
     check_offsets(history, name, broker, is_new=is_new)
+    kinds.check(history, name, broker, records)
 
 
 def check_step(history: History, name: str, store: Store, before: Step) -> Step:
@@ -148,11 +151,23 @@ def _look(history: History, name: str, store: Store, position: int) -> Found | B
     assert raw is not None
     message = decode(raw)
     token = message.body.partition(b"|")[0].decode("utf-8", "replace")
+    ledger = history.ledger
     result = Found(
-        token, found.topic, found.queue_id, found.queue_offset, found.log_offset, found.size
+        token,
+        found.topic,
+        found.queue_id,
+        found.queue_offset,
+        found.log_offset,
+        found.size,
+        None if ledger is None else record_of(message),
     )
     sent = history.sent.get(token)
-    if sent is None or not _is_as_sent(sent, message.topic, message.body, message.properties):
+    is_right = sent is not None and _is_as_sent(
+        sent, message.topic, message.body, message.properties
+    )
+    if not is_right and isinstance(ledger, Ledger):
+        is_right = ledger.is_explained(sent, message)
+    if not is_right:
         history.problem(f"{name}: record at {position} is nothing that was sent: {token!r}")
     else:
         history.proven[bytes(raw)] = result
@@ -320,17 +335,20 @@ def missing(history: History, brokers: dict[str, Broker], swarm: Swarm) -> list[
             texts.append(f"{name} has not dispatched all of its log")
             continue
         for topic, queue_id in store.queues():
-            for group, plan in groups.items():
+            for plan in groups.values():
                 if topic in plan.topics:
                     place = (name, topic, queue_id)
-                    text = _missing_of(history, place, group, plan.tags, store)
+                    text = _missing_of(history, place, plan, store)
                     if text:
                         texts.append(text)
+        if history.ledger is not None:
+            texts += kinds.unmet(history, name, broker, check_log(history, name, store))
     return texts
 
 
-def _missing_of(history: History, place: Queue, group: str, tags: str, store: Store) -> str:
+def _missing_of(history: History, place: Queue, plan: ConsumerPlan, store: Store) -> str:
     name, topic, queue_id = place
+    group = plan.group
     consumed = history.consumed.get(group, set())
     queue = store._queues.get(topic, queue_id)
     assert queue is not None
@@ -346,7 +364,7 @@ def _missing_of(history: History, place: Queue, group: str, tags: str, store: St
             token = known.token
         else:
             token = decode(raw).body.partition(b"|")[0].decode("utf-8", "replace")
-        if tags != "*" and history.sent[token].tags != tags:
+        if not kinds.wants(plan, history.sent[token]):
             continue
         if (*place, offset, token) not in consumed:
             return f"{group} was never given {token} at {place} offset {offset}"

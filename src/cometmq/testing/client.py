@@ -88,6 +88,8 @@ class Client:
         self.now_ms = 0
         self.deadline_ms = 0
         self.unanswered = 0
+        self.told_code = 1
+        """How a server is answered that said something on its own; set by the role."""
         self._now_us = now_us
         self._boot_of = boot_of
         self._serialize = serialize
@@ -168,9 +170,12 @@ class Client:
             if asked is not None:
                 asked.then(Answer(frame, self._boot_of(conn)))
         else:
+            self.told_code = 1
             self.role.told(self, frame)
             if not frame.is_oneway:
-                reply = Frame(1, frame.opaque, FLAG_RESPONSE, serialize=frame.serialize)
+                reply = Frame(
+                    self.told_code, frame.opaque, FLAG_RESPONSE, serialize=frame.serialize
+                )
                 out.append(Send(conn, encode_frame(reply)))
 
     def receive(self, conn: ConnId, data: bytes, now_ms: int, out: Out) -> tuple[int, int]:

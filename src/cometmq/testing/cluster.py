@@ -25,12 +25,13 @@ from cometmq.nameserver.nameserver import NameServer
 from cometmq.ports import Core
 from cometmq.store.layout import COMMIT_LOG
 from cometmq.store.store import Store
-from cometmq.testing import checkers
+from cometmq.testing import checkers, kinds
 from cometmq.testing.admin import Admin, AdminPlan
 from cometmq.testing.client import GRACE_US, Client, Role, RouteCache
 from cometmq.testing.disk import SimulatedFiles
 from cometmq.testing.faults import Faults
 from cometmq.testing.history import History, Recovery
+from cometmq.testing.kinds_base import KindPlan, Ledger
 from cometmq.testing.network import MS, Network
 from cometmq.testing.node import ENDED, Node
 from cometmq.testing.swarm import DOOMED, BrokerPlan, Swarm, draw
@@ -104,8 +105,13 @@ class Cluster:
         self._before: dict[str, tuple[int, int, int, bool]] = {}
         self._steps: dict[str, tuple[int, checkers.Step]] = {}
         self._end_us = -1
+        self._ledger: Ledger | None = None
         self.history.is_on_disk = self._is_on_disk
         self.history.trusts_clocks = not {"step", "drift"} & set(self.swarm.faults)
+        if self.swarm.kinds:
+            self.history.ledger = self._ledger = Ledger(self.swarm.kinds)
+            self._ledger.clock = lambda name: self.nodes[name].now_ms
+            self._ledger.is_true_time = "step" not in self.swarm.faults
         self._build()
         self._add_roles(roles or {})
         self.faults = Faults(self, random.Random(f"{seed}:faults"))
@@ -132,19 +138,22 @@ class Cluster:
             brokers=addresses,
             topics=swarm.topics,
             doomed=tuple(self.history.doomed),
-            reset_groups=tuple(dict.fromkeys(c.group for c in swarm.consumers))
+            reset_groups=tuple(dict.fromkeys(c.group for c in swarm.consumers if not c.kind))
             if swarm.resets
             else (),
             interval_ms=1_500,
             name_servers={f"namesrv-{n}": address for n, address in enumerate(servers)},
             trusts_topics=not {"step", "drift", "slow_sync", "failed_sync", "full", "pause"}
             & set(swarm.faults),
+            more_topics=kinds.queue_counts(swarm.kinds),
         )
         self._add("admin", "10.0.2.1:1", lambda n: self._client(n, Admin(admin, self._rng(n))))
         for number, producer in enumerate(swarm.producers):
             self._add_producer(number, producer, servers)
         for number, consumer in enumerate(swarm.consumers):
             self._add_consumer(number, consumer, servers)
+        for number, kind in enumerate(swarm.kind_producers):
+            self._add_kind_producer(number, kind, servers)
 
     def _add_roles(self, roles: Mapping[str, MakeRole]) -> None:
         servers = [node.address for node in self.nodes.values() if node.name.startswith("namesrv")]
@@ -166,9 +175,18 @@ class Cluster:
     def _add_consumer(self, number: int, plan: ConsumerPlan, servers: list[str]) -> None:
         def make(node: Node) -> Core:
             name = f"{node.name}@{node.boot}"
-            return self._client(node, Consumer(name, plan, RouteCache(servers), self._rng(node)))
+            kind = kinds.make_consumer if plan.kind else Consumer
+            return self._client(node, kind(name, plan, RouteCache(servers), self._rng(node)))
 
         self._add(f"consumer-{number}", f"10.0.4.{number + 1}:1", make)
+
+    def _add_kind_producer(self, number: int, plan: KindPlan, servers: list[str]) -> None:
+        def make(node: Node) -> Core:
+            name = f"{node.name}.{node.boot}"
+            role = kinds.make_producer(name, plan, RouteCache(servers), self._rng(node))
+            return self._client(node, role)
+
+        self._add(f"producer-{plan.kind}-{number}", f"10.0.6.{number + 1}:1", make)
 
     def _add(
         self, name: str, address: str, make: Callable[[Node], Core], *, has_disk: bool = False
@@ -215,7 +233,13 @@ class Cluster:
         hot = _compiled_path() if plan.config.is_compiled_path_enabled else None
         store = Store.open(node.files, settings, node.now_ms, hot=hot)
         host, _, port = node.address.rpartition(":")
-        broker = Broker(plan.config, Identity(host, int(port), 1, node.boot), store, node.now_ms)
+        broker = Broker(
+            plan.config,
+            Identity(host, int(port), 1, node.boot),
+            store,
+            node.now_ms,
+            timer_slots=plan.timer_slots,
+        )
         self._look_at_recovery(node, broker)
         return broker
 
@@ -415,6 +439,8 @@ class Cluster:
         ends = {(topic, queue): store.max_offset(topic, queue) for topic, queue in store.queues()}
         if self.brokers[name].config.clean_forcibly:
             self.history.expired(name, begun)
+        if self._ledger is not None:
+            self._ledger.boots.setdefault(name, []).append(node.now_ms)
         self.history.recovered(name, Recovery(node.boot, begin, end, ends, is_lossless))
         checkers.check_broker(self.history, name, broker, is_new=True)
 
@@ -456,6 +482,8 @@ class Cluster:
         self.note("heal")
         self.faults.heal()
         self.history.healed_us = self.now_us
+        if self._ledger is not None:
+            self._ledger.healed_ms = {name: self.nodes[name].now_ms for name in self.brokers}
         for name in self.nodes:
             self.start(name)
         for name, broker in self._live().items():

@@ -29,6 +29,8 @@ class Sent(msgspec.Struct):
     key: str = ""
     unique_key: str = ""
     waits_for_flush: bool = True
+    attributes: dict[str, str] = {}
+    """Properties beside these, as far as somebody asks for them."""
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ class Found(msgspec.Struct, frozen=True):
     queue_offset: int
     log_offset: int
     size: int
+    detail: object = None
+    """The whole record, in runs with kinds."""
 
 
 class _Lock(msgspec.Struct):
@@ -103,6 +107,8 @@ class History:
         self.proven: dict[bytes, Found] = {}
         """Bytes of records that were looked at before: the same bytes need no second proof."""
         self.problems: list[str] = []
+        self.ledger: object = None
+        """What the kinds of this run note (kinds_base.Ledger); None in runs without."""
         self.healed_us = -1
         self.ack_count = 0
         self.lost_ack_count = 0

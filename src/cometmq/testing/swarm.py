@@ -11,6 +11,8 @@ import random
 import msgspec
 
 from cometmq.config import BrokerConfig
+from cometmq.testing import kinds as all_kinds
+from cometmq.testing.kinds_base import KindPlan
 from cometmq.testing.traffic import ConsumerPlan, ProducerPlan
 
 FAULTS = (
@@ -36,6 +38,7 @@ class BrokerPlan(msgspec.Struct, frozen=True):
     config: BrokerConfig
     max_open_queue_files: int
     max_open_log_files: int
+    timer_slots: int = all_kinds.TIMER_SLOTS
 
 
 class Swarm(msgspec.Struct, frozen=True):
@@ -52,6 +55,8 @@ class Swarm(msgspec.Struct, frozen=True):
     has_doomed: bool
     resets: bool
     ending: str  # how brokers end before the last look: power, kill or stop
+    kinds: tuple[str, ...] = ()  # beside plain messages
+    kind_producers: tuple[KindPlan, ...] = ()
 
 
 def draw(
@@ -60,10 +65,12 @@ def draw(
     flush: str = "",
     always: tuple[str, ...] = (),
     only: tuple[str, ...] | None = None,
+    kinds: tuple[str, ...] | None = None,
 ) -> Swarm:
     """The swarm of a seed, with what a scenario is about pinned: `flush` to SYNC_FLUSH or
     ASYNC_FLUSH; `always`, faults that must be on ("lock": groups that consume in order); `only`,
-    the faults that may be on at all, () for none."""
+    the faults that may be on at all, () for none; `kinds`, the message kinds of testing.kinds that
+    are played beside plain ones, () for none, None for those of the seed."""
     rng = random.Random(f"{seed}:swarm")
     level = rng.choice((15, 35, 60))
     faults = tuple(f for f in FAULTS if f in always or rng.randrange(100) < level)
@@ -106,7 +113,7 @@ def draw(
             rng, number, tuple(topics), is_ordered=later.randrange(100) < lock_percent
         )
     )
-    return Swarm(
+    swarm = Swarm(
         name_servers=rng.randrange(1, 3),
         brokers=brokers,
         producers=producers,
@@ -118,6 +125,30 @@ def draw(
         has_doomed=has_doomed,
         resets=rng.randrange(3) == 0,
         ending=rng.choice(("power", "power", "kill", "stop")),
+    )
+    chosen = all_kinds.choose(seed, faults) if kinds is None else kinds
+    return _with_kinds(seed, swarm, all_kinds.fitting(chosen, faults))
+
+
+def _with_kinds(seed: int, swarm: Swarm, kinds: tuple[str, ...]) -> Swarm:
+    """All from dice of their own: without kinds a seed is what it was before there were any."""
+    if not kinds:
+        return swarm
+    replace = msgspec.structs.replace
+    brokers = tuple(
+        replace(
+            plan,
+            config=replace(plan.config, **all_kinds.settings(seed, number, swarm.faults)),
+        )
+        for number, plan in enumerate(swarm.brokers)
+    )
+    firm = tuple(b.config.name for b in brokers if b.config.flush == "SYNC_FLUSH")
+    return replace(
+        swarm,
+        brokers=brokers,
+        consumers=(*swarm.consumers, *all_kinds.consumer_plans(seed, kinds)),
+        kinds=kinds,
+        kind_producers=tuple(all_kinds.producer_plans(seed, kinds, firm)),
     )
 
 

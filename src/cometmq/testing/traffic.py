@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from cometmq.message import StoredMessage
 from cometmq.testing.client import TIMEOUT_MS, Answer, Client, RouteCache, Target, ignore
 from cometmq.testing.history import History, Sent
 from cometmq.wire import fastjson, message_id, properties, record
@@ -196,10 +197,13 @@ class ConsumerPlan(msgspec.Struct, frozen=True):
     suspend_ms: int
     commits_by_pull: bool
     is_ordered: bool  # a queue is pulled only by who holds its lock
+    kind: str = ""  # of testing.kinds; "" for plain messages
+    expression: str = ""  # SQL92, instead of tags
+    pulls_by_expression: bool = False  # named by each pull, and not by heartbeats only
 
 
-class _Share:
-    """One queue that this member owns."""
+class Share:
+    """One queue that a member owns."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -222,7 +226,7 @@ class Consumer:
         self._plan = plan
         self._routes = routes
         self._rng = rng
-        self._shares: dict[tuple[str, str, int], _Share] = {}
+        self._shares: dict[tuple[str, str, int], Share] = {}
         self._unlocking: dict[tuple[str, str, int], None] = {}
         self._beat_ms = 0
         self._commit_ms = 0
@@ -237,6 +241,10 @@ class Consumer:
     @property
     def group(self) -> str:
         return self._plan.group
+
+    @property
+    def plan(self) -> ConsumerPlan:
+        return self._plan
 
     @property
     def places(self) -> list[tuple[str, str, int]]:
@@ -283,10 +291,10 @@ class Consumer:
         subscriptions = [
             {
                 "topic": topic,
-                "subString": plan.tags,
-                "expressionType": "TAG",
+                "subString": plan.expression or plan.tags,
+                "expressionType": "SQL92" if plan.expression else "TAG",
                 "subVersion": 1,
-                "tagsSet": [] if plan.tags == "*" else [plan.tags],
+                "tagsSet": [] if plan.tags == "*" or plan.expression else [plan.tags],
                 "codeSet": [],
                 "classFilterMode": False,
             }
@@ -337,14 +345,14 @@ class Consumer:
                 self._unlock(client, share)
         for place, target in places.items():
             if place not in self._shares:
-                self._shares[place] = _Share(target)
+                self._shares[place] = Share(target)
                 self._lock_ms = 0
 
     # ---------------------------------------------------------------------------------------- locks
 
     def _lock(self, client: Client) -> None:
         """Take or renew the locks of all shares, broker by broker."""
-        by_address: dict[str, list[_Share]] = {}
+        by_address: dict[str, list[Share]] = {}
         for share in self._shares.values():
             share.was_asked_for = True
             by_address.setdefault(share.target.address, []).append(share)
@@ -358,7 +366,7 @@ class Consumer:
                 body=self._lock_body(shares),
             )
 
-    def _locked(self, client: Client, shares: list[_Share], asked_us: int, answer: Answer) -> None:
+    def _locked(self, client: Client, shares: list[Share], asked_us: int, answer: Answer) -> None:
         granted: set[tuple[str, str, int]] = set()
         if answer.frame is not None and answer.is_ok:
             found = fastjson.loads(answer.frame.body)["lockOKMQSet"]
@@ -373,7 +381,7 @@ class Consumer:
                 )
         self.next_ms = client.now_ms
 
-    def _unlock(self, client: Client, share: _Share) -> None:
+    def _unlock(self, client: Client, share: Share) -> None:
         place = share.target.place
         client.history.unlocked(self._plan.group, place, self._name)
         self._unlocking[place] = None
@@ -390,7 +398,7 @@ class Consumer:
             body=self._lock_body([share]),
         )
 
-    def _lock_body(self, shares: list[_Share]) -> bytes:
+    def _lock_body(self, shares: list[Share]) -> bytes:
         places = [share.target.place for share in shares]
         queues = [{"brokerName": b, "topic": t, "queueId": q} for b, t, q in places]
         return msgspec.json.encode(
@@ -399,7 +407,7 @@ class Consumer:
 
     # ------------------------------------------------------------------------------------- progress
 
-    def _advance(self, client: Client, share: _Share) -> None:
+    def _advance(self, client: Client, share: Share) -> None:
         if self._plan.is_ordered and not share.is_locked:
             share.again_ms = client.now_ms + LOCK_INTERVAL_MS
             return
@@ -409,30 +417,32 @@ class Consumer:
         else:
             self._pull(client, share)
 
-    def _rest(self, client: Client, share: _Share, wait_ms: int) -> None:
+    def rest(self, client: Client, share: Share, wait_ms: int) -> None:
         share.is_busy = False
         share.again_ms = client.now_ms + wait_ms
         self.next_ms = min(self.next_ms, share.again_ms)
 
-    def _ask_offset(self, client: Client, share: _Share) -> None:
+    def _ask_offset(self, client: Client, share: Share) -> None:
         target = share.target
 
         def start(answer: Answer) -> None:
             if answer.frame is not None and answer.is_ok:
                 share.offset = share.committed = int(answer.frame.ext["offset"])
-                self._rest(client, share, 0)
+                self.rest(client, share, 0)
             elif answer.frame is not None and answer.frame.code == ResponseCode.QUERY_NOT_FOUND:
                 share.offset = share.committed = 0
-                self._rest(client, share, 0)
+                self.rest(client, share, 0)
             else:
-                self._rest(client, share, 300)
+                self.rest(client, share, 300)
 
         header = QueryConsumerOffsetHeader(self._plan.group, target.topic, target.queue_id)
         client.ask(target.address, RequestCode.QUERY_CONSUMER_OFFSET, to_ext(header), start)
 
-    def _pull(self, client: Client, share: _Share) -> None:
+    def _pull(self, client: Client, share: Share) -> None:
         plan, target = self._plan, share.target
         flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+        if plan.expression and not plan.pulls_by_expression:
+            flags = PullFlag.SUSPEND
         commit = 0
         if plan.commits_by_pull and share.offset != share.committed:
             flags |= PullFlag.COMMIT_OFFSET
@@ -448,7 +458,8 @@ class Consumer:
             commitOffset=commit,
             suspendTimeoutMillis=plan.suspend_ms,
             subVersion=1,
-            subscription=plan.tags,
+            subscription=plan.expression or plan.tags,
+            expressionType="SQL92" if plan.expression else None,
         )
         client.ask(
             target.address,
@@ -458,41 +469,57 @@ class Consumer:
             timeout_ms=plan.suspend_ms + TIMEOUT_MS,
         )
 
-    def _pulled(self, client: Client, share: _Share, asked: int, answer: Answer) -> None:
+    def _pulled(self, client: Client, share: Share, asked: int, answer: Answer) -> None:
         frame = answer.frame
         if frame is None:
-            self._rest(client, share, 200)
+            self.rest(client, share, 200)
             return
         if frame.code == ResponseCode.SUCCESS:
             self._process(client, share, asked, frame)
+            self.take(client, share, frame, answer.boot)
+            return
         known = (
-            ResponseCode.SUCCESS,
             ResponseCode.PULL_NOT_FOUND,
             ResponseCode.PULL_RETRY_IMMEDIATELY,
             ResponseCode.PULL_OFFSET_MOVED,
         )
         if frame.code not in known:
-            self._rest(client, share, 300)
+            self.rest(client, share, 300)
             return
-        share.offset = int(frame.ext["nextBeginOffset"])
-        client.history.reach(self._plan.group, share.target.place, share.offset, answer.boot)
-        self._rest(client, share, 0 if frame.code == ResponseCode.SUCCESS else 20)
+        self.go_on(client, share, frame, answer.boot)
 
-    def _process(self, client: Client, share: _Share, asked: int, frame: Frame) -> None:
+    def take(self, client: Client, share: Share, frame: Frame, boot: int) -> None:
+        """Messages were pulled; kinds that do something with them go on when that is done."""
+        self.go_on(client, share, frame, boot)
+
+    def go_on(self, client: Client, share: Share, frame: Frame, boot: int) -> None:
+        """Ask for what follows next."""
+        share.offset = int(frame.ext["nextBeginOffset"])
+        client.history.reach(self._plan.group, share.target.place, share.offset, boot)
+        self.rest(client, share, 0 if frame.code == ResponseCode.SUCCESS else 20)
+
+    def is_mine(self, sent: Sent, message: StoredMessage) -> bool:
+        """Whether a message, as it was sent, may come to this group like this."""
+        return sent.topic == message.topic
+
+    def _process(self, client: Client, share: Share, asked: int, frame: Frame) -> None:
         """Every message of an answer belongs to the queue, stands in order, and is as sent."""
         history, plan, place = client.history, self._plan, share.target.place
         at = asked
         for message in record.decode_all(frame.body):
             token = bytes(message.body).partition(b"|")[0].decode("utf-8", "replace")
             sent = history.sent.get(token)
-            if sent is None or sent.body != message.body or sent.topic != message.topic:
-                history.problem(f"{plan.group} was given a message that nobody sent: {token!r}")
+            if sent is None or sent.body != message.body or not self.is_mine(sent, message):
+                history.problem(
+                    f"{plan.group} was given a message that nobody sent, or not to it: {token!r}"
+                )
             if (message.topic, message.queue_id) != place[1:] or message.queue_offset < at:
                 history.problem(
                     f"{plan.group} pulled {place} at {at} and got {message.topic} "
                     f"queue {message.queue_id} offset {message.queue_offset}"
                 )
-            if plan.tags == "*" and message.queue_offset != at and at != asked:
+            is_gapless = plan.tags == "*" and not plan.expression
+            if is_gapless and message.queue_offset != at and at != asked:
                 history.problem(
                     f"{plan.group} pulled {place}: offset {message.queue_offset} after {at - 1}"
                 )
@@ -501,7 +528,7 @@ class Consumer:
         if int(frame.ext["nextBeginOffset"]) < at:
             history.problem(f"{plan.group} on {place} is sent back to read again what it got")
 
-    def _commit(self, client: Client, share: _Share) -> None:
+    def _commit(self, client: Client, share: Share) -> None:
         if share.offset < 0 or share.offset == share.committed:
             return
         share.committed = share.offset
