@@ -143,9 +143,7 @@ class Broker:
         self.locks = QueueLocks()
         self.holds = Holds(config.max_parked_pulls, store.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
-        self.delay = Delay(
-            config.delay_levels, load_state(store.files, "config/delayOffset.json"), now_ms
-        )
+        self.delay = Delay(config, load_state(store.files, "config/delayOffset.json"), now_ms)
         self.sql_filters = SqlFilters(
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )
