@@ -9,7 +9,8 @@ sending; what was delivered and not yet noted is delivered again after a crash, 
     enter     the queue is read in order: a unit in the timer log, its slot points at it; beyond the
               window of the wheel into a nearer slot, to come back from there (rolled)
     leave     slot T is read once the clock passes T + precision: a copy to the real topic. Units
-              that delete (recall) take others of their slot with them
+              that delete (recall) take others of their slot with them; so a start reads the queue
+              to its end before anything leaves
 
 Every second wheel and log are synced; the checkpoint follows when that is done and the messages
 delivered before are durable themselves.
@@ -25,7 +26,15 @@ import msgspec
 
 from cometmq.broker import names, timed
 from cometmq.broker.state import StateFile
-from cometmq.broker.timer_check import BLANK_SLOTS, CHECK_FILE, TimerCheck, load_check, recover
+from cometmq.broker.timer_check import (
+    BLANK_SLOTS,
+    CHECK_FILE,
+    TimerCheck,
+    first_unread_ms,
+    load_check,
+    oldest_ms,
+    recover,
+)
 from cometmq.broker.timer_counts import METRICS_FILE, TimerCounts
 from cometmq.config import BrokerConfig
 from cometmq.errors import MessageIllegal, StoreError
@@ -103,6 +112,7 @@ class Timers:
         self._log = TimerLog(store.files, config.timer_log_file_bytes)
         self._leaving: _Leaving | None = None
         self._last_slot_ms = -1
+        self._enter_first = 0  # a start: nothing leaves before the queue was read to here
         self._delivered_upto = 0
         self._blocked_ms = 0
         self._is_refused = False  # and said so
@@ -124,7 +134,12 @@ class Timers:
             self._wheel = TimerWheel(store.files, self._precision_ms, self._slots)
         found = recover(store, self._log, self._wheel, self._check, now_ms)
         self.queue_offset = found.queue_offset
-        self.read_ms = found.read_ms if self._wheel is not None else self._floor(now_ms)
+        self.read_ms = found.read_ms
+        if self._wheel is None:
+            least_ms = max(found.read_ms, oldest_ms(self._precision_ms, self._slots, now_ms))
+            unread_ms = max(first_unread_ms(store, self.queue_offset), least_ms)
+            self.read_ms = self._floor(min(unread_ms, now_ms))
+        self._enter_first = store.max_offset(names.TIMER_TOPIC, 0)
         self.pending = found.pending
         self._last_slot_ms = found.last_slot_ms
         if self.unread(store):
@@ -181,8 +196,10 @@ class Timers:
             return
         if not broker.is_stopping and self._blocked_ms <= now_ms:
             try:
-                self._leave(broker, now_ms)
                 self._enter(broker, now_ms)
+                if self.queue_offset >= self._enter_first:
+                    self._enter_first = 0
+                    self._leave(broker, now_ms)
             except (OSError, StoreError) as error:
                 log.error("timers wait for the disk: %s", error)
                 self._blocked_ms = now_ms + DISK_RETRY_MS
@@ -225,11 +242,15 @@ class Timers:
         if self.queue_offset < self._done_upto and slot_ms < self._done_ms:
             return True
         is_deleting = properties.get(text, properties.TIMER_DELETES) is not None
-        write_ms = max(self._floor(now_ms), self.read_ms)
+        # A slot that was not read yet takes more, though its time is over: a recall that was
+        # answered before a stop must find its message there.
+        least_ms = self.read_ms
         if self._leaving is not None:
-            write_ms = max(write_ms, self.read_ms + self._precision_ms)
-        if slot_ms < write_ms:
+            least_ms += self._precision_ms
+        write_ms = max(self._floor(now_ms), least_ms)
+        if slot_ms < least_ms:
             if self._leaving is not None or self._is_behind(now_ms):
+                self._enter_first = 0
                 return False  # what was sent before it stands in a slot, and goes first
             if is_deleting:
                 return True
@@ -242,6 +263,7 @@ class Timers:
             is_little = beyond_ms < self._window // 3 * self._precision_ms
             slots = self._window // 2 if is_little else self._window
             slot_ms = write_ms + slots * self._precision_ms
+        write_ms = min(write_ms, slot_ms)
         wheel = self._need_wheel()
         slot = wheel.get(slot_ms)
         topic = properties.get(text, properties.REAL_TOPIC) or ""
