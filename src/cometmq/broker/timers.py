@@ -9,8 +9,8 @@ sending; what was delivered and not yet noted is delivered again after a crash, 
     enter     the queue is read in order: a unit in the timer log, its slot points at it; beyond the
               window of the wheel into a nearer slot, to come back from there (rolled)
     leave     slot T is read once the clock passes T + precision: a copy to the real topic. Units
-              that delete (recall) take others of their slot with them; so a start reads the queue
-              to its end before anything leaves
+              that delete (recall) take others of their slot with them; so whoever is behind, as
+              after a start, first reads the queue to its end
 
 Every second wheel and log are synced; the checkpoint follows when that is done and the messages
 delivered before are durable themselves.
@@ -112,7 +112,7 @@ class Timers:
         self._log = TimerLog(store.files, config.timer_log_file_bytes)
         self._leaving: _Leaving | None = None
         self._last_slot_ms = -1
-        self._enter_first = 0  # a start: nothing leaves before the queue was read to here
+        self._enter_first = 0  # no further slot leaves before the queue was read to here
         self._delivered_upto = 0
         self._blocked_ms = 0
         self._is_refused = False  # and said so
@@ -197,9 +197,7 @@ class Timers:
         if not broker.is_stopping and self._blocked_ms <= now_ms:
             try:
                 self._enter(broker, now_ms)
-                if self.queue_offset >= self._enter_first:
-                    self._enter_first = 0
-                    self._leave(broker, now_ms)
+                self._leave(broker, now_ms)
             except (OSError, StoreError) as error:
                 log.error("timers wait for the disk: %s", error)
                 self._blocked_ms = now_ms + DISK_RETRY_MS
@@ -300,6 +298,8 @@ class Timers:
         while slots and units and left:
             leaving = self._leaving
             if leaving is None:
+                if self.queue_offset < self._enter_first:
+                    return
                 if self.read_ms > self._last_slot_ms:
                     self.read_ms = max(self.read_ms, self._floor(now_ms))
                     return
@@ -401,6 +401,8 @@ class Timers:
         self._is_refused = False
         self._delivered_upto = done.end_offset
         self.delivered += not is_rolled
+        if is_rolled:  # if we are behind, its slot may be the next one
+            self._enter_first = done.queue_offset + 1
         if entered_ms != _NEVER_ENTERED:
             topic = properties.get(stored.properties, properties.REAL_TOPIC) or ""
             self.counts.add(topic, -1, now_ms)

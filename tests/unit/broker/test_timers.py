@@ -451,6 +451,20 @@ def test_a_recall_that_was_answered_before_a_kill_counts_after_it(
     assert again.broker.timers.recalled == 1
 
 
+def test_a_recall_of_a_rolled_message_counts_after_a_long_stop(benches: Benches) -> None:
+    """Message and marker are stored again on the way while both are overdue."""
+    bench = benches(is_recall_enabled=True, timer_window_slots=10)
+    handle = bench.sent(body=b"gone", props=after(30_000, UNIQ_KEY="K1")).ext["recallHandle"]
+    bench.sent(body=b"kept", props=after(30_000, UNIQ_KEY="K2"))
+    bench.advance(3_000)
+    assert recalled(bench, handle).code == 0
+    bench.advance(1_000)
+    bench.crash()
+    again = benches(is_recall_enabled=True, timer_window_slots=10, now_ms=NOW_MS + 90_000)
+    again.advance(10_000)
+    assert delivered(again) == [b"kept"]
+
+
 def test_a_clean_stop_forgets_and_repeats_nothing(benches: Benches) -> None:
     bench = benches(timer_log_file_bytes=SMALL_LOG)
     for number in range(100):
