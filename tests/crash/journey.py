@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import store_check
+from kind_points import KIND_POINTS
 from load import GROUP, KEPT_LOG_FILES, QUEUES, History, Load, Place
 from points import POINTS, Point
 
@@ -143,7 +144,8 @@ class Journey:
         self.close()
         self.control.unlink(missing_ok=True)
         settings = dict(self.settings)
-        if point in POINTS and POINTS[point].is_plain and HAS_PLAIN_KEY:
+        known = POINTS.get(point) or KIND_POINTS.get(point)
+        if known is not None and known.is_plain and HAS_PLAIN_KEY:
             settings[PLAIN_KEY] = "false"
         conf = write_conf(self.folder / "broker.conf", settings)
         self._program = Victim(

@@ -812,7 +812,9 @@ def main(arguments: list[str]) -> int:
     name, nth, mark, *rest = arguments
     assert mark == "--", "points.py POINT NTH -- <arguments of cometmq>"
     trap = Trap(name, int(nth), os.environ.get("CRASH_CONTROL", ""))
-    install = FAULTS[name] if name in FAULTS else POINTS[name].install
+    from kind_points import KIND_POINTS
+
+    install = FAULTS[name] if name in FAULTS else {**POINTS, **KIND_POINTS}[name].install
     install(trap)
     from cometmq.cli.main import main as cometmq
 

@@ -27,6 +27,9 @@ V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 BLANK_UNIT_BYTES = 0x7FFFFFFF
 MOST_FAULTS = 20
 
+SCHEDULE_TOPIC, TIMER_TOPIC = "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"
+LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
 Place = tuple[str, int]
 
 
@@ -41,6 +44,8 @@ class Record:
     queue_offset: int
     sys_flag: int
     store_ms: int
+    reconsume_times: int
+    store_host: bytes
     body: bytes = field(repr=False)
     properties: dict[str, str] = field(repr=False)
 
@@ -67,15 +72,19 @@ class Found:
     unit_count: int = 0
     entry_count: int = 0
     is_running: bool = False
+    levels_ms: tuple[int, ...] = ()
+    timer_count: int = 0
 
     def fault(self, text: str) -> None:
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(text)
 
 
-def check(root: Path, *, slots: int, entries: int, is_stopped: bool = False) -> Found:
+def check(
+    root: Path, *, slots: int, entries: int, is_stopped: bool = False, levels: str = LEVELS
+) -> Found:
     """Everything; `is_stopped` also asks for what a clean stop leaves behind."""
-    found = Found(is_running=(root / "abort").exists())
+    found = Found(is_running=(root / "abort").exists(), levels_ms=_levels_ms(levels))
     if is_stopped and found.is_running:
         found.fault("abort is still there after a clean stop")
     _check_checkpoint(root, found)
@@ -83,7 +92,13 @@ def check(root: Path, *, slots: int, entries: int, is_stopped: bool = False) -> 
     _check_queues(root / "consumequeue", found)
     _check_index(root / "index", found, slots, entries)
     _check_offsets(root / "config" / "consumerOffset.json", found)
+    _check_timers(root, found)
     return found
+
+
+def _levels_ms(levels: str) -> tuple[int, ...]:
+    units = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+    return tuple(int(level[:-1]) * units[level[-1]] for level in levels.split())
 
 
 # ---------------------------------------------------------------------------------------------- log
@@ -157,7 +172,12 @@ def _read_record(data: bytes, at: int, start: int, found: Found) -> Record | Non
         return None
     position = at + 48 + (20 if sys_flag & 0x10 else 8)
     (store_ms,) = struct.unpack_from(">q", data, position)
-    position += 8 + (20 if sys_flag & 0x20 else 8) + 12
+    position += 8
+    host_bytes = 20 if sys_flag & 0x20 else 8
+    store_host = data[position : position + host_bytes]
+    position += host_bytes
+    (reconsume_times,) = struct.unpack_from(">i", data, position)
+    position += 12
     (body_bytes,) = struct.unpack_from(">i", data, position)
     position += 4
     body = data[position : position + body_bytes]
@@ -184,6 +204,8 @@ def _read_record(data: bytes, at: int, start: int, found: Found) -> Record | Non
         queue_offset,
         sys_flag,
         store_ms,
+        reconsume_times,
+        store_host,
         body,
         properties,
     )
@@ -255,6 +277,8 @@ def _check_unit(
         found.fault(f"{place} unit {index} points to {log_at}, its record is {record}")
         return
     expected = java_hash(record.properties["TAGS"]) if "TAGS" in record.properties else 0
+    if record.topic == SCHEDULE_TOPIC:  # there it is the time at which the message is due
+        expected = record.store_ms + found.levels_ms[record.queue_id]
     if length != record.size or tags != expected:
         found.fault(
             f"{place} unit {index} says {length} bytes and tags {tags}, its record {record.size} "
@@ -366,6 +390,65 @@ def _check_offsets(path: Path, found: Found) -> None:
             _, end = found.queues.get((topic, int(queue_id)), (0, 0))
             if offset > end:
                 found.fault(f"{group} is at {offset} of {topic}/{queue_id}, which ends at {end}")
+
+
+def _check_timers(root: Path, found: Found) -> None:
+    """Units of the timer log lead to timed messages, each chain stays in its slot and runs back,
+    and the slots that are still to be read know the last unit of their time."""
+    last: dict[int, int] = {}
+    units: dict[int, tuple[int, int]] = {}
+    for start, path, size in _neighbours(root / "timerlog", found):
+        data = path.read_bytes()
+        for at in range(0, size - 52, 52):
+            length, prev, magic, write_ms, delay_ms, log_at, message_bytes, _, rest = (
+                struct.unpack_from(">iqiqiqiiq", data, at)
+            )
+            if length != 52 or magic & 0xFFFFFFFF == BLANK:
+                break
+            place, time_ms = start + at, write_ms + delay_ms
+            record = found.records.get(log_at)
+            is_there = record is not None and record.topic == TIMER_TOPIC
+            if log_at >= found.log_begin and (not is_there or record.size != message_bytes):
+                found.fault(f"timer unit {place} leads to {log_at}, where {record} is")
+            if not 0 < magic < 8 or delay_ms < 0 or rest:
+                found.fault(f"timer unit {place} says magic {magic}, delay {delay_ms}, rest {rest}")
+            if prev >= 0 and (prev >= place or units.get(prev, (0, 0))[0] != time_ms):
+                found.fault(f"timer unit {place} of {time_ms} follows {prev}: {units.get(prev)}")
+            units[place] = (time_ms, log_at)
+            last[time_ms] = place
+            found.timer_count += 1
+    _check_wheel(root, found, last)
+
+
+def _check_wheel(root: Path, found: Found, last: dict[int, int]) -> None:
+    wheel, check = root / "timerwheel", root / "config" / "timercheck"
+    if not last or not check.exists():
+        return
+    read_ms, log_end, queue_offset = struct.unpack_from(">qqq", check.read_bytes())
+    if log_end > max(last.values()) + 52 + 52 + 30:
+        found.fault(f"timercheck says that the log is durable to {log_end}, it ends before")
+    if queue_offset > found.queues.get((TIMER_TOPIC, 0), (0, 0))[1]:
+        found.fault(f"timercheck says that the queue was read to {queue_offset}")
+    data = wheel.read_bytes()
+    precision_ms = _precision_ms(data, last)
+    for time_ms, place in last.items():
+        if time_ms < read_ms:
+            continue
+        number = time_ms // precision_ms
+        slot = struct.unpack_from(">qqqi", data, number % (len(data) // 32) * 32)
+        if slot[0] != number or slot[2] != place:
+            found.fault(f"the slot of {time_ms} is {slot}, its last unit is {place}")
+
+
+def _precision_ms(wheel: bytes, last: dict[int, int]) -> int:
+    """A slot says its time in units of the precision; the newest unit tells which one it is."""
+    time_ms, place = max(last.items(), key=lambda item: item[1])
+    for precision_ms in (1000, 500, 200, 100, 50, 20, 10):
+        number = time_ms // precision_ms
+        slot = struct.unpack_from(">qqq", wheel, number % (len(wheel) // 32) * 32)
+        if slot[0] == number and slot[2] == place:
+            return precision_ms
+    return 1000
 
 
 def main(arguments: list[str]) -> int:

@@ -21,6 +21,14 @@ SIZES = {
     "maxIndexNum": "40000",
 }
 
+# Producers are asked soon about open transactions, and traces have a topic.
+KINDS = {
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+    "transactionOpBatchInterval": "100",
+    "traceTopicEnable": "true",
+}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that uses `pair`, directly or not, runs once per selected (server, client) pair."""
@@ -65,7 +73,7 @@ def server(
     pair: tuple[str, str], toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("+".join(pair))
-    running = start(pair[0], toolchain, Settings(folder, folder / "store", sizes=SIZES))
+    running = start(pair[0], toolchain, Settings(folder, folder / "store", sizes=SIZES | KINDS))
     yield running
     if pair[0] == "comet":
         running.stop()  # must end well after all this; the control's store is thrown away

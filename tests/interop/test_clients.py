@@ -4,9 +4,18 @@ What a scenario checks is written in `java/src/main/java/interop`; each runs in 
 of its own.
 """
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
-from .driver import Driver
+from .conftest import SIZES
+from .driver import Driver, fail_on_stack_trace
+from .servers import Launcher, Server, Settings, free_broker_port
+from .toolchain import Toolchain
 
 pytestmark = pytest.mark.interop
 
@@ -17,6 +26,12 @@ SCENARIOS = (
     "push-concurrent",
     "push-orderly",
     "tag-filter",
+    "orderly-failing",
+    "orderly-rebalance",
+    "retries",
+    "delay-levels",
+    "transactions",
+    "request-reply",
     "sql-push",
     "sql-pull",
     "broadcast",
@@ -29,6 +44,8 @@ SCENARIOS = (
     "topics",
     "big-bodies",
 )
+TRACED_WITHIN_S = 60
+MARKED_WITHIN_S = 100
 COMPRESSION_BITS = {"LZ4": 0x100, "ZSTD": 0x200, "ZLIB": 0x300}
 
 
@@ -51,3 +68,70 @@ def test_compressed_body(driver: Driver, compression: str) -> None:
     setting = f"-Drocketmq.message.compressType={compression}"
     facts = driver.scenario("compressed-bodies", jvm=(setting,))
     assert facts["sys_flag"] & 0x700 == COMPRESSION_BITS[compression]
+
+
+def test_the_story_of_a_message(driver: Driver) -> None:
+    """Traces that the client wrote, read back by mqadmin: who sent it, who consumed it."""
+    facts = driver.scenario("trace")
+    deadline = time.monotonic() + TRACED_WITHIN_S
+    while True:
+        (printed,) = driver.mqadmin(f"queryMsgTraceById -i {facts['id']}")
+        fail_on_stack_trace(printed)
+        rows = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+        if {"Pub", "Sub"} <= set(rows):
+            break
+        assert time.monotonic() < deadline, printed
+        time.sleep(1)
+    assert "_traced" in rows["Pub"] and "success" in rows["Pub"], printed
+    assert "_trace" in rows["Sub"] and "success" in rows["Sub"], printed
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+def test_order_is_kept_through_a_restart(
+    pair: tuple[str, str],
+    launcher: Launcher,
+    toolchain: Toolchain,
+    tmp_path: Path,
+    is_killed: bool,
+) -> None:
+    name, client = pair
+    port = free_broker_port()
+
+    def start(step: int) -> Server:
+        settings = Settings(tmp_path / f"step-{step}", tmp_path / "store", port, SIZES)
+        return launcher.start(name, settings)
+
+    server = start(1)
+    marker = tmp_path / "restart-now"
+    with restarting(server, start, marker, is_killed=is_killed):
+        driver = Driver(client, server, toolchain, tmp_path)
+        driver.scenario("orderly-restart", marker=marker)
+
+
+@contextmanager
+def restarting(
+    server: Server, start: Callable[[int], Server], marker: Path, *, is_killed: bool
+) -> Iterator[None]:
+    """Meanwhile the server is stopped and started again, once the scenario asks for it."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            deadline = time.monotonic() + MARKED_WITHIN_S
+            while not marker.exists():
+                assert time.monotonic() < deadline, "the scenario asked for no restart"
+                time.sleep(0.05)
+            if is_killed:
+                server.kill()
+            else:
+                server.stop()
+            start(2)
+            marker.with_name(marker.name + ".back").touch()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    thread.join(MARKED_WITHIN_S)
+    assert not failures, failures

@@ -152,9 +152,7 @@ class Broker:
         watches = Watches(store.watch)
         self.holds = Holds(config.max_parked_pulls, watches.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
-        self.delay = Delay(
-            config.delay_levels, load_state(store.files, "config/delayOffset.json"), now_ms
-        )
+        self.delay = Delay(config, load_state(store.files, "config/delayOffset.json"), now_ms)
         self.sql_filters = SqlFilters(
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cometmq.broker import names
 from cometmq.broker.state import StateFile
+from cometmq.config import BrokerConfig
 from cometmq.errors import StoreError
 from cometmq.message import NewMessage, StoredMessage
 from cometmq.ports import NEVER_MS, Out
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cometmq.broker")
 
-SAVE_MS = 10_000
 RETRY_MS = 100  # after the store refused a delivery
 MOST_AT_ONCE = 500  # deliveries of one tick; the rest waits for the next, so that requests get in
 VERSION_STEP = 200  # deliveries per DataVersion step, as RocketMQ counts
@@ -38,8 +38,8 @@ VERSION_STEP = 200  # deliveries per DataVersion step, as RocketMQ counts
 class Delay:
     """The delay levels of a broker."""
 
-    def __init__(self, levels: str, stored: dict[str, Any] | None, now_ms: int) -> None:
-        self._delays_ms = delay_ms_by_level(levels)
+    def __init__(self, config: BrokerConfig, stored: dict[str, Any] | None, now_ms: int) -> None:
+        self._delays_ms = delay_ms_by_level(config.delay_levels)
         self.version = DataVersion(timestamp=now_ms)
         self.offsets: dict[int, int] = {}
         """By level: the next unit to deliver."""
@@ -49,7 +49,7 @@ class Delay:
         self._steps = 0
         if stored is not None:
             self._load(stored)
-        self.file = StateFile("config/delayOffset.json", self.encode, SAVE_MS)
+        self.file = StateFile("config/delayOffset.json", self.encode, config.save_delays_ms)
         self.files = [self.file]
 
     def _load(self, stored: dict[str, Any]) -> None:

@@ -34,7 +34,9 @@ def send_back(broker: Broker, call: Call) -> Reply | None:
     header: SendBackHeader = call.header
     names.check_group(header.group)
     config = broker.config
-    group = broker.groups.get(header.group)
+    group = broker.groups.find(
+        header.group, auto_create=config.is_group_auto_created, now_ms=call.now_ms
+    )
     if group is None:
         raise RequestRefused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,

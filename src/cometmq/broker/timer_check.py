@@ -17,7 +17,7 @@ import struct
 import msgspec
 
 from cometmq.broker.names import TIMER_TOPIC
-from cometmq.ports import Files
+from cometmq.ports import NEVER_MS, Files
 from cometmq.store.store import Store
 from cometmq.store.timer_log import DELETE_BIT, TimerLog, Unit
 from cometmq.store.timer_wheel import TimerWheel
@@ -95,17 +95,16 @@ def recover(
     found = Found(check.read_ms, checked_offset)
     if wheel is not None:
         precision_ms = wheel.precision_ms
-        now_slot_ms = now_ms // precision_ms * precision_ms
-        oldest_ms = now_slot_ms - (wheel.slots // 2 - BLANK_SLOTS) * precision_ms
+        least_ms = oldest_ms(precision_ms, wheel.slots, now_ms)
         found.read_ms = check.read_ms // precision_ms * precision_ms
-        if found.read_ms < oldest_ms:
+        if found.read_ms < least_ms:
             if check.read_ms:
                 log.error(
                     "timers too old for the wheel are lost before=%d after=%d",
                     check.read_ms,
-                    oldest_ms,
+                    least_ms,
                 )
-            found.read_ms = oldest_ms
+            found.read_ms = least_ms
         _recover_log(store, timer_log, wheel, check, found)
         _repair_bad_slots(timer_log, wheel, found.read_ms)
         for slot in wheel.live(found.read_ms):
@@ -125,6 +124,19 @@ def recover(
     begin, end = store.min_offset(TIMER_TOPIC, 0), store.max_offset(TIMER_TOPIC, 0)
     found.queue_offset = min(max(found.queue_offset, begin), end)
     return found
+
+
+def oldest_ms(precision_ms: int, slots: int, now_ms: int) -> int:
+    """The oldest slot that the wheel still tells from one of the future."""
+    return (now_ms // precision_ms - (slots // 2 - BLANK_SLOTS)) * precision_ms
+
+
+def first_unread_ms(store: Store, queue_offset: int) -> int:
+    """When the first message was stored that is to enter the wheel yet: none that waits can be due
+    before. NEVER_MS if there is none."""
+    unit = store.unit(TIMER_TOPIC, 0, queue_offset)
+    raw = None if unit is None else store.record_at(unit[0])
+    return NEVER_MS if raw is None else record.decode(raw).store_ms
 
 
 def _recover_log(

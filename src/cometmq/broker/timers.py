@@ -9,7 +9,8 @@ sending; what was delivered and not yet noted is delivered again after a crash, 
     enter     the queue is read in order: a unit in the timer log, its slot points at it; beyond the
               window of the wheel into a nearer slot, to come back from there (rolled)
     leave     slot T is read once the clock passes T + precision: a copy to the real topic. Units
-              that delete (recall) take others of their slot with them
+              that delete (recall) take others of their slot with them; so whoever is behind, as
+              after a start, first reads the queue to its end
 
 Every second wheel and log are synced; the checkpoint follows when that is done and the messages
 delivered before are durable themselves.
@@ -25,7 +26,15 @@ import msgspec
 
 from cometmq.broker import names, timed
 from cometmq.broker.state import StateFile
-from cometmq.broker.timer_check import BLANK_SLOTS, CHECK_FILE, TimerCheck, load_check, recover
+from cometmq.broker.timer_check import (
+    BLANK_SLOTS,
+    CHECK_FILE,
+    TimerCheck,
+    first_unread_ms,
+    load_check,
+    oldest_ms,
+    recover,
+)
 from cometmq.broker.timer_counts import METRICS_FILE, TimerCounts
 from cometmq.config import BrokerConfig
 from cometmq.errors import MessageIllegal, StoreError
@@ -125,7 +134,11 @@ class Timers:
             self._wheel = TimerWheel(store.files, self._precision_ms, self._slots)
         found = recover(store, self._log, self._wheel, self._check, now_ms)
         self.queue_offset = found.queue_offset
-        self.read_ms = found.read_ms if self._wheel is not None else self._floor(now_ms)
+        self.read_ms = found.read_ms
+        if self._wheel is None:
+            least_ms = max(found.read_ms, oldest_ms(self._precision_ms, self._slots, now_ms))
+            unread_ms = max(first_unread_ms(store, self.queue_offset), least_ms)
+            self.read_ms = self._floor(min(unread_ms, now_ms))
         self.pending = found.pending
         self._last_slot_ms = found.last_slot_ms
         if self.unread(store):
@@ -183,8 +196,8 @@ class Timers:
             return
         if not broker.is_stopping and self._blocked_ms <= now_ms:
             try:
-                self._leave(broker, now_ms)
                 self._enter(broker, now_ms)
+                self._leave(broker, now_ms)
             except (OSError, StoreError) as error:
                 log.error("timers wait for the disk: %s", error)
                 self._blocked_ms = now_ms + DISK_RETRY_MS

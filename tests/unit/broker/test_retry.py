@@ -109,11 +109,24 @@ def test_a_group_without_retry_queues_drops(ready: Bench) -> None:
 
 def test_what_can_not_be_sent_back_is_told(ready: Bench) -> None:
     before = ready.store.max_log_offset
-    assert back(ready, group="nobody").code == 26
     assert back(ready, offset=5).code == 1
     assert back(ready, offset=10**9).code == 1
     assert back(ready, group="../x").code == 29
     assert ready.store.max_log_offset == before
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_group_that_nobody_knows_is_made_if_that_is_allowed(
+    benches: Benches, is_made: bool
+) -> None:
+    """RocketMQ takes it, too: a client may fail before its heartbeat has come."""
+    bench = benches(is_group_auto_created=is_made)
+    bench.create_topic()
+    bench.sent()
+    answer = bench.ask(C.CONSUMER_SEND_MSG_BACK, {"offset": 0, "group": "new", "delayLevel": -1})
+    assert answer.code == (0 if is_made else 26)
+    assert (bench.broker.groups.get("new") is not None) == is_made
+    assert bench.store.max_offset("%DLQ%new", 0) == int(is_made)
 
 
 def test_synchronous_flush_answers_when_the_copy_is_safe(benches: Benches) -> None:

@@ -247,8 +247,9 @@ def test_one_that_is_late_for_its_slot_comes_after_those_in_it(
     frame = Frame(C.SEND_MESSAGE_V2, 77, ext={k: str(v) for k, v in ext.items() if v is not None})
     frame.body = b"late"
     bench.broker.handle(bench.conn, frame, 0, bench.now_ms, out)
-    bench.now_ms += 2000  # it reaches the queue only now
-    bench.broker.settle(bench.now_ms, out)
+    bench.now_ms += 2000
+    bench.broker.tick(bench.now_ms, out)  # the slot begins to leave
+    bench.broker.settle(bench.now_ms, out)  # and it reaches the queue only now
     bench.advance(100)
     assert delivered(bench) == [b"%d" % number for number in range(9)] + [b"late"]
     assert table_of(messages(bench)[-1])["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
@@ -424,6 +425,44 @@ def test_retry_topics_get_no_handle(bench: Bench) -> None:
 
 
 # ------------------------------------------------------------------------------- stops and starts
+
+
+@pytest.mark.parametrize("is_message_in_the_wheel", [True, False])
+def test_a_recall_that_was_answered_before_a_kill_counts_after_it(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch, is_message_in_the_wheel: bool
+) -> None:
+    """Though its time is over when the broker comes back, and the marker had not entered."""
+    bench = benches(is_recall_enabled=True)
+    monkeypatch.setattr(timers, "MOST_ENTERED", 1)
+    if not is_message_in_the_wheel:
+        monkeypatch.setattr(timers, "MOST_ENTERED", 0)
+    handle = bench.sent(body=b"gone", props=after(5000, UNIQ_KEY="K1")).ext["recallHandle"]
+    bench.tick()
+    assert bench.broker.timers.unread(bench.store) == (0 if is_message_in_the_wheel else 1)
+    monkeypatch.setattr(timers, "MOST_ENTERED", 0)
+    for number in range(3):
+        bench.sent(body=b"%d" % number, props=after(5000 + number))
+    assert recalled(bench, handle).code == 0
+    bench.crash()
+    monkeypatch.setattr(timers, "MOST_ENTERED", 2)
+    again = benches(is_recall_enabled=True, now_ms=NOW_MS + 60_000)
+    again.advance(60_000)
+    assert delivered(again) == [b"0", b"1", b"2"]
+    assert again.broker.timers.recalled == 1
+
+
+def test_a_recall_of_a_rolled_message_counts_after_a_long_stop(benches: Benches) -> None:
+    """Message and marker are stored again on the way while both are overdue."""
+    bench = benches(is_recall_enabled=True, timer_window_slots=10)
+    handle = bench.sent(body=b"gone", props=after(30_000, UNIQ_KEY="K1")).ext["recallHandle"]
+    bench.sent(body=b"kept", props=after(30_000, UNIQ_KEY="K2"))
+    bench.advance(3_000)
+    assert recalled(bench, handle).code == 0
+    bench.advance(1_000)
+    bench.crash()
+    again = benches(is_recall_enabled=True, timer_window_slots=10, now_ms=NOW_MS + 90_000)
+    again.advance(10_000)
+    assert delivered(again) == [b"kept"]
 
 
 def test_a_clean_stop_forgets_and_repeats_nothing(benches: Benches) -> None:

@@ -19,6 +19,8 @@ import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
@@ -122,9 +124,36 @@ final class Run {
         return producer;
     }
 
+    TransactionMQProducer transactionProducer(TransactionListener listener) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(group + "_transactions");
+        connect(producer);
+        producer.setSendMsgTimeout(REQUEST_TIMEOUT_MS);
+        producer.setTransactionListener(listener);
+        producer.start();
+        closers.add(producer::shutdown);
+        return producer;
+    }
+
+    /** A producer whose sends are written to the trace topic. */
+    DefaultMQProducer tracedProducer() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(group + "_traced", true, null);
+        connect(producer);
+        producer.setSendMsgTimeout(REQUEST_TIMEOUT_MS);
+        producer.start();
+        closers.add(producer::shutdown);
+        return producer;
+    }
+
+    DefaultMQPushConsumer tracedConsumer() {
+        return ready(new DefaultMQPushConsumer(group, true, null));
+    }
+
     /** A push consumer that reads from the first message on; the caller subscribes, starts it. */
     DefaultMQPushConsumer pushConsumer() {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        return ready(new DefaultMQPushConsumer(group));
+    }
+
+    private DefaultMQPushConsumer ready(DefaultMQPushConsumer consumer) {
         connect(consumer);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         closers.add(consumer::shutdown);

@@ -29,6 +29,14 @@ public final class Scenario {
         SCENARIOS.put("sql-push", Sql::push);
         SCENARIOS.put("sql-pull", Sql::pull);
         SCENARIOS.put("broadcast", Consumes::broadcast);
+        SCENARIOS.put("retries", Retries::play);
+        SCENARIOS.put("delay-levels", Delays::play);
+        SCENARIOS.put("orderly-failing", Orders::failing);
+        SCENARIOS.put("orderly-rebalance", Orders::rebalance);
+        SCENARIOS.put("orderly-restart", Orders::restart);
+        SCENARIOS.put("transactions", Transactions::play);
+        SCENARIOS.put("request-reply", Requests::play);
+        SCENARIOS.put("trace", Traces::play);
         SCENARIOS.put("classic-pull", Pulls::classic);
         SCENARIOS.put("lite-pull", Pulls::lite);
         SCENARIOS.put("rebalance", Membership::rebalanceWhenAMemberDies);
