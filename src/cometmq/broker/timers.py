@@ -196,8 +196,8 @@ class Timers:
             return
         if not broker.is_stopping and self._blocked_ms <= now_ms:
             try:
-                self._enter(broker, now_ms)
                 self._leave(broker, now_ms)
+                self._enter(broker, now_ms)
             except (OSError, StoreError) as error:
                 log.error("timers wait for the disk: %s", error)
                 self._blocked_ms = now_ms + DISK_RETRY_MS
