@@ -104,8 +104,11 @@ Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[Sen
 """What tells of a send's end: on the loop, or to another thread."""
 
 
-class Sending(msgspec.Struct, eq=False):
-    """One send, from its first attempt to its end. Waits for the answer. Made by `prepare`."""
+class Sending(msgspec.Struct, eq=False, gc=False):
+    """One send, from its first attempt to its end. Waits for the answer. Made by `prepare`.
+
+    Not known to the garbage collector: whoever waits for it lets it go when it ends, and it ends.
+    """
 
     producer: Producer
     topic: str
