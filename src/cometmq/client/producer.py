@@ -78,6 +78,7 @@ class Producer:
         self.session.producer_groups.add(self.wire_group)
         self.session.answers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
         space = self.session.options.namespace
+        self.has_namespace = bool(space)
         self._namespace_text = f"INSTANCE_ID\x01{space}\x02" if space else ""
         self.is_signed = self.session.connections.is_signed
         self._templates: dict[str, SendTemplate] = {}

@@ -8,8 +8,9 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def both(act: Callable[[Any], object]) -> object:
     return outcomes[1]
 
 
-# ------------------------------------------------------------------------- one thread: as the library
+# ----------------------------------------------------------------------- one thread: as the library
 
 
 STEPS: dict[str, Callable[[Any], object]] = {
@@ -188,9 +189,9 @@ def test_callbacks_that_are_added_while_it_ends_run_once_each(quick_turns: None)
 
         def add(base: int, future: SendFuture[int] = future, called: list[int] = called) -> None:
             for step in range(5):
-                future.add_done_callback(lambda one, tag=base + step: called.append(tag))
+                future.add_done_callback(partial(lambda tag, one: called.append(tag), base + step))
 
-        race(lambda add=add: add(0), lambda f=future: f.set_result(1), lambda add=add: add(100))
+        race(partial(add, 0), partial(future.set_result, 1), partial(add, 100))
         deadline = time.monotonic() + LIMIT_S
         while len(called) < 10 and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -248,7 +249,7 @@ def test_wait_counts_each_end_once(quick_turns: None, return_when: str) -> None:
         race(wait, end, wait)
 
 
-def order_fails_in(done: set[SendFuture[int]]) -> bool:
+def order_fails_in(done: set[Future[int]]) -> bool:
     return any(one.exception() is not None for one in done)
 
 
@@ -261,7 +262,7 @@ def test_as_completed_gives_each_once(quick_turns: None) -> None:
             for number, one in enumerate(futures):
                 one.set_result(number)
 
-        def collect(futures: list[SendFuture[int]] = futures) -> None:
+        def collect(futures: Sequence[Future[int]] = futures) -> None:
             found = [one.result() for one in concurrent.futures.as_completed(futures, LIMIT_S)]
             assert sorted(found) == list(range(6))
 
