@@ -902,7 +902,7 @@ def _skip_without_retries(broker: LocalBroker) -> None:
 def test_a_failed_message_comes_back_from_the_retry_topic(broker: LocalBroker, way: str) -> None:
     _skip_without_retries(broker)
     fill(broker, 8)
-    if way == "copied":  # the broker refuses to take it back: a copy is sent, in 10 s
+    if way == "copied":  # the broker refuses to take it back: a copy is sent, as late as was asked
         broker.fail(RequestCode.CONSUMER_SEND_MSG_BACK, times=1)
     tries: list[tuple[str, str, int]] = []
     seen = Seen()
@@ -921,12 +921,27 @@ def test_a_failed_message_comes_back_from_the_retry_topic(broker: LocalBroker, w
             await until(lambda: consumer.stats.sent_back == 1)
             await consumer.rebalance.store_offsets(waits=True)
             assert committed(broker, "billing") == [2] * 4
-            if way == "copied":
-                await asyncio.to_thread(broker.move_clock, 11)
-            await until(lambda: len(tries) == 2)
+            await until(lambda: len(tries) == 2, 7)  # in a second: the count alone would say 10
 
     run(work())
     assert tries == [("orders", "orders", 0), ("orders", "%RETRY%billing", 1)]
+
+
+def test_a_copy_may_be_the_last_try(broker: LocalBroker) -> None:
+    """Later(-1), and a broker that takes nothing back: the copy goes to the dead letters."""
+    fill(broker, 1)
+    broker.fail(RequestCode.CONSUMER_SEND_MSG_BACK, times=1)
+
+    async def work() -> None:
+        async with Consumer("billing", namesrv=broker.namesrv) as consumer:
+            consumer.subscribe("orders", "*", lambda message: Later(delay_level=-1))
+            await consumer.start()
+            await until(lambda: consumer.stats.sent_back == 1)
+
+    run(work())
+    with Remote(broker.broker_address) as remote:
+        where = {"topic": "%DLQ%billing", "queueId": "0"}
+        assert remote.ask(RequestCode.GET_MAX_OFFSET, where).ext["offset"] == "1"
 
 
 def test_nothing_is_lost_while_members_come_and_go(

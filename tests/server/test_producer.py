@@ -237,6 +237,23 @@ def test_an_answer_that_never_comes_is_maybe_stored(broker: LocalBroker) -> None
         assert 0.25 < time.monotonic() - began < 2
 
 
+def test_a_failed_flush_is_maybe_stored(broker: LocalBroker) -> None:
+    """The broker's own words for messages that are in its log, and not known to be on its disk."""
+    broker.create_topic("flushed", queues=1)
+    unavailable = ResponseCode.SERVICE_NOT_AVAILABLE
+    with blocking.Producer("shop", namesrv=broker.namesrv, retries=0) as producer:
+        for remark, is_maybe in (
+            ("flush to disk failed (EIO): this message may or may not survive; no more", True),
+            ("the store is read-only", False),
+        ):
+            send = RequestCode.SEND_MESSAGE_V2
+            broker.fail(send, times=1, response_code=unavailable, remark=remark)
+            with pytest.raises(SendFailed) as failed:
+                producer.send(Message("flushed", b"x"))
+            assert failed.value.is_maybe_stored is is_maybe
+            assert ("may have been stored" in str(failed.value)) is is_maybe
+
+
 def test_a_cut_connection_is_tried_again(broker: LocalBroker) -> None:
     broker.create_topic("cut", queues=1)
     with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
@@ -371,8 +388,11 @@ def test_a_fork_is_noticed(broker: LocalBroker) -> None:
 def test_namespaces_keep_names_apart(broker: LocalBroker) -> None:
     broker.create_topic("space%orders", queues=1)
     with blocking.Producer("shop", namesrv=broker.namesrv, namespace="space") as producer:
-        producer.send(Message("orders", b"inside"))
-    (found,) = stored(broker, "space%orders", 1)
+        sent = [producer.send(Message("orders", b"inside")) for _ in range(3)]
+        assert [one.queue.topic for one in sent] == ["orders"] * 3  # the last one took a lane
+        again = producer.send(Message("orders", b"there"), queue=sent[0].queue)
+        assert again.queue == sent[0].queue
+    found = stored(broker, "space%orders", 1)[0]
     assert found.properties["INSTANCE_ID"] == "space"
 
 

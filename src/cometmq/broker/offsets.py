@@ -18,6 +18,7 @@ log = logging.getLogger("cometmq.broker")
 
 Table = dict[tuple[str, str], dict[int, int]]
 VERSION_STEP = 500  # commits per DataVersion step, as RocketMQ counts
+USUAL_SPAN = 2_000  # of a queue a consumer has so many messages in flight at most, by default
 
 
 class Offsets:
@@ -75,7 +76,11 @@ class Offsets:
         queues[queue_id] = offset
         if before is not None and offset < before:
             self.moved_back += 1
-            log.warning(
+            # What one consumer had done, the next does again when a queue changes hands: up to what
+            # was in flight that is no news.
+            level = logging.INFO if before - offset <= USUAL_SPAN else logging.WARNING
+            log.log(
+                level,
                 "offset moved back group=%s topic=%s queue=%d before=%d after=%d by=%s",
                 group,
                 topic,

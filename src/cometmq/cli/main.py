@@ -32,10 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cometmq",
         description="CometMQ: a name server and a broker that speak RocketMQ's protocol.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    up = commands.add_parser("up", help="name server and broker in one process")
+    up = commands.add_parser("up", help="name server and broker in one process", allow_abbrev=False)
     up.add_argument("--host", default=None, help="address to listen on (127.0.0.1)")
     up.add_argument("--namesrv-port", type=int, default=9876, help="port, 0 picks one (9876)")
     up.add_argument("--broker-port", type=int, default=None, help="port, 0 picks one (10911)")
@@ -43,13 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--broker-conf", default=None, metavar="FILE", help="RocketMQ's broker.conf")
     _logging(up)
 
-    namesrv = commands.add_parser("namesrv", help="a name server")
+    namesrv = commands.add_parser("namesrv", help="a name server", allow_abbrev=False)
     namesrv.add_argument("--host", default=None, help="address to listen on (127.0.0.1)")
     namesrv.add_argument("--port", type=int, default=None, help="port, 0 picks one (9876)")
     namesrv.add_argument("-c", "--conf", default=None, metavar="FILE", help="namesrv.conf")
     _logging(namesrv)
 
-    broker = commands.add_parser("broker", help="a broker")
+    broker = commands.add_parser("broker", help="a broker", allow_abbrev=False)
     broker.add_argument(
         "-n", "--namesrv", default=None, metavar="ADDRS", help="host:port;host:port"
     )

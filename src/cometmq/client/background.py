@@ -27,16 +27,16 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._thread_id = 0
-        self._running: asyncio.AbstractEventLoop | None = None
+        self.running: asyncio.AbstractEventLoop | None = None
         """The loop, in the process where its thread is."""
         if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
             os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self._running = None
+        self.running = None
 
     def get(self) -> asyncio.AbstractEventLoop:
-        running = self._running
+        running = self.running
         if running is not None:
             return running
         with self._lock:
@@ -63,7 +63,7 @@ class BackgroundLoop:
         threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
         is_running.wait()
         self._pid = os.getpid()
-        self._loop = self._running = loop
+        self._loop = self.running = loop
 
     def check(self) -> asyncio.AbstractEventLoop:
         """The loop; UsageError on its own thread, where waiting would wait for ever."""

@@ -50,7 +50,7 @@ class Producer:
         self._on_full = on_full
         self._window = self._inner.send_options.window
         self._has_room = threading.Condition()
-        self._ready: deque[Sending] = deque()
+        self._ready: deque[tuple[Sending, SendFuture[SendResult]]] = deque()
         self._is_called = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -157,10 +157,9 @@ class Producer:
         is_async: bool,
         waits: bool,
     ) -> None:
-        if self._loop is None:
-            raise UsageError("start the producer first: `with Producer(...)` or start()")
-        if self._loop is not background.get():
-            raise UsageError("this producer was made by another process")
+        loop = self._loop
+        if loop is None or loop is not background.running:
+            raise self._why_not()
         sending = self._inner.make(
             message, queue, selector, timeout_ms, is_async=is_async, future=future
         )
@@ -168,17 +167,25 @@ class Producer:
             if not waits:
                 raise WindowFull(f"{self._window} sends are under way (window)")
             self._wait_for_room()
-        self._ready.append(sending)
+        self._ready.append((sending, future))
         if not self._is_called:  # one wake-up of the loop for all that gather until it runs
             self._is_called = True
-            self._loop.call_soon_threadsafe(self._begin_ready)
+            loop.call_soon_threadsafe(self._begin_ready)
+
+    def _why_not(self) -> UsageError:
+        if self._loop is None:
+            return UsageError("start the producer first: `with Producer(...)` or start()")
+        background.get()  # after a fork that says more
+        return UsageError("this producer was made by another process")
 
     def _begin_ready(self) -> None:
         self._is_called = False
         ready, inner = self._ready, self._inner
-        while ready:
-            sending = ready.popleft()
-            if sending.future.begin():  # type: ignore[union-attr]
+        taken = list(ready)  # in one step, while other threads append
+        SendFuture.begin_all([future for _, future in taken])
+        for sending, future in taken:
+            ready.popleft()  # as it begins: the window counts both
+            if future.running():
                 inner.begin(sending)
             elif inner.on_ended is not None:
                 inner.on_ended()

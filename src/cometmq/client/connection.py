@@ -73,6 +73,7 @@ class _SendAnswer(msgspec.Struct, gc=False):
 
 _decode_send_answer = msgspec.json.Decoder(_SendAnswer, strict=False).decode
 _LENGTHS = struct.Struct(">ii")
+_pack_lengths = _LENGTHS.pack
 MOST_QUICK_HEADER_BYTES = 64 * 1024
 
 
@@ -186,7 +187,7 @@ class Connection(asyncio.Protocol):
             self._flush_soon()
             if self._sweeper is None:
                 self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        out += (_LENGTHS.pack(4 + size + len(body), size), head, body)
+        out += (_pack_lengths(4 + size + len(body), size), head, body)
 
     def frame(
         self, code: int, ext: dict[str, str], body: bytes, *, opaque: int, flag: int = 0

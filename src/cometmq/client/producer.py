@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cometmq.client")
 
 MAX_KNOWN_TOPICS = 10_000
+MOST_SURE_CHARS = props.MAX_PROPERTIES_BYTES // 4  # so many fit, whatever they are in UTF-8
 PROBE_S = 3.0
 
 
@@ -77,6 +78,7 @@ class Producer:
         self.session.producer_groups.add(self.wire_group)
         self.session.answers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
         space = self.session.options.namespace
+        self.has_namespace = bool(space)
         self._namespace_text = f"INSTANCE_ID\x01{space}\x02" if space else ""
         self.is_signed = self.session.connections.is_signed
         self._templates: dict[str, SendTemplate] = {}
@@ -278,7 +280,7 @@ class Producer:
         now_ms = session.now_ms()
         unique_id = message.unique_id or session.unique_ids.next(now_ms)
         text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
-        if len(text) > props.MAX_PROPERTIES_BYTES // 3:
+        if len(text) > MOST_SURE_CHARS:
             size = len(text.encode())
             if size > props.MAX_PROPERTIES_BYTES:
                 raise UsageError(

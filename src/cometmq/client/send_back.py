@@ -43,7 +43,7 @@ class SendBack:
             self._trouble = ()
             return True
         try:
-            await self.send(message, max_times=self._max_times)
+            await self.send(message, max_times=self._max_times, delay_level=delay_level)
         except CometError as second:
             self._say(first, second)
             return False
@@ -66,9 +66,15 @@ class SendBack:
             timeout_ms=TIMEOUT_MS,
         )
 
-    async def send(self, message: ReceivedMessage, *, max_times: int) -> None:
-        """A copy as Java's client makes it: delayed, one more in its count, its origin kept."""
+    async def send(self, message: ReceivedMessage, *, max_times: int, delay_level: int = 0) -> None:
+        """A copy as Java's client makes it: delayed, one more in its count, its origin kept.
+
+        `delay_level` as in CONSUMER_SEND_MSG_BACK: 0 leaves it to the count, below 0 there are no
+        more tries, which a count at its most tells the broker.
+        """
         session, times = self._session, message.reconsume_times
+        if delay_level < 0:
+            times = max(times, max_times)
         route = await session.routes.need(self.retry_topic)
         if not route.to_send:
             raise CometError(route.why_not_sent)
@@ -77,7 +83,7 @@ class SendBack:
         table.pop(properties.HALF, None)
         table.setdefault(properties.RETRY_TOPIC, session.wrap(message.topic))
         table.setdefault(properties.ORIGIN_MESSAGE_ID, message.message_id)
-        table[properties.DELAY] = str(FIRST_DELAY_LEVEL + times)
+        table[properties.DELAY] = str(delay_level if delay_level > 0 else FIRST_DELAY_LEVEL + times)
         header = SendHeader(
             producerGroup=INNER_GROUP,
             topic=self.retry_topic,

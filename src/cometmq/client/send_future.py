@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import InvalidStateError
 from concurrent.futures._base import (
     CANCELLED,
@@ -43,10 +43,12 @@ class SendFuture(concurrent.futures.Future[T]):
     _result: T | None = None
     _exception: BaseException | None = None
     _waiters: Sequence[Any] = ()  # type: ignore[assignment]
+    _done_callbacks: Sequence[Callback[T]] = ()
 
     def __init__(self, callback: Callback[T] | None = None) -> None:
         # Not super().__init__(): it makes all that is spared here.
-        self._done_callbacks: list[Callback[T]] = [] if callback is None else [callback]
+        if callback is not None:
+            self._done_callbacks = (callback,)
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -84,13 +86,18 @@ class SendFuture(concurrent.futures.Future[T]):
 
     # -------------------------------------------------------------------------------------- changes
 
-    def begin(self) -> bool:
-        """The loop takes the send; False if it was cancelled before."""
+    @staticmethod
+    def begin_all(futures: Iterable[SendFuture[Any]]) -> None:
+        """The loop takes these sends; those that were cancelled before stay so."""
+        cancelled: list[SendFuture[Any]] = []
         with _CHANGE:
-            if self._state == PENDING:
-                self._state = RUNNING
-                return True
-        return self.set_running_or_notify_cancel()
+            for one in futures:
+                if one._state == PENDING:
+                    one._state = RUNNING
+                else:
+                    cancelled.append(one)
+        for one in cancelled:
+            one.set_running_or_notify_cancel()
 
     def set_running_or_notify_cancel(self) -> bool:
         with self._condition:
@@ -123,29 +130,26 @@ class SendFuture(concurrent.futures.Future[T]):
 
     def set_result(self, result: T) -> None:
         with _CHANGE:
-            is_watched = self._made is not None
-            if not is_watched:
-                self._check_open()
+            is_quick = self._state == RUNNING and self._made is None
+            if is_quick:
                 self._result = result
                 self._state = FINISHED
-        if is_watched:
-            self._end_watched(result, None)
+        if not is_quick:
+            self._end(result, None)
         if self._done_callbacks:
             self._call(self._done_callbacks)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        self._end_watched(None, exception)
+        self._end(None, exception)
         self._call(self._done_callbacks)
 
-    def _check_open(self) -> None:
-        if self._state in _ENDED:
-            raise InvalidStateError(f"a send ends once; its future is {self._state}")
-
-    def _end_watched(self, result: T | None, error: BaseException | None) -> None:
+    def _end(self, result: T | None, error: BaseException | None) -> None:
+        """The way for all, waiters or none."""
         condition = self._condition
         with condition:
             with _CHANGE:
-                self._check_open()
+                if self._state in _ENDED:
+                    raise InvalidStateError(f"a send ends once; its future is {self._state}")
                 self._result, self._exception = result, error
                 self._state = FINISHED
             for waiter in self._waiters:
@@ -160,12 +164,12 @@ class SendFuture(concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callback[T]) -> None:
         with _CHANGE:
             if self._state not in _ENDED:
-                self._done_callbacks.append(fn)
+                self._done_callbacks = (*self._done_callbacks, fn)
                 return
         self._call((fn,))
 
     def _call(self, callbacks: Sequence[Callback[T]]) -> None:
-        """After the end: nothing is added to the list any more."""
+        """After the end: nothing is added any more."""
         for callback in callbacks:
             try:
                 callback(self)

@@ -60,6 +60,8 @@ _NOT_WAITED_FOR = (asyncio.InvalidStateError, concurrent.futures.InvalidStateErr
 _encode_text = msgspec.json.encode
 # Plain numbers: looking one up in an enum costs as much as a dict.
 _OK = int(ResponseCode.SUCCESS)
+_UNAVAILABLE = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+NOT_KNOWN = "may or may not survive"  # what a broker says of messages whose flush has failed
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 
@@ -104,8 +106,11 @@ Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[Sen
 """What tells of a send's end: on the loop, or to another thread."""
 
 
-class Sending(msgspec.Struct, eq=False):
-    """One send, from its first attempt to its end. Waits for the answer. Made by `prepare`."""
+class Sending(msgspec.Struct, eq=False, gc=False):
+    """One send, from its first attempt to its end. Waits for the answer. Made by `prepare`.
+
+    Not known to the garbage collector: whoever waits for it lets it go when it ends, and it ends.
+    """
 
     producer: Producer
     topic: str
@@ -282,7 +287,10 @@ class Sending(msgspec.Struct, eq=False):
                 self._stored(status, frame)
             return
         self.last_code = code
-        refusal = RequestRefused(code, frame.remark or "no remark", frame.ext)
+        remark = frame.remark or "no remark"
+        refusal = RequestRefused(code, remark, frame.ext)
+        if code == _UNAVAILABLE and NOT_KNOWN in remark:
+            self.is_maybe_stored = True  # it is in the log, whose flush has failed
         self.producer.observed(self, is_isolated=False)
         self._note(f"{self.broker}: {refusal}")
         is_busy = code == ResponseCode.SYSTEM_BUSY
@@ -349,10 +357,11 @@ class Sending(msgspec.Struct, eq=False):
 
     def stored(self, told: Stored, status: SendStatus = SendStatus.SEND_OK) -> None:
         """The broker has it. Called from the connection if there is no more to say."""
-        queue = self.queue
+        producer, queue = self.producer, self.queue
         assert queue is not None
-        if told.queueId != queue.queue_id:  # the broker chose
-            queue = MessageQueue(self.topic, queue.broker, told.queueId)
+        if told.queueId != queue.queue_id or producer.has_namespace:  # or the broker chose
+            topic = producer.session.unwrap(self.topic)
+            queue = MessageQueue(topic, queue.broker, told.queueId)
         result = SendResult(
             status,
             self.batch_ids or self.unique_id,
@@ -365,7 +374,6 @@ class Sending(msgspec.Struct, eq=False):
             told.trace_on != "false",
             told.duplicate == "true",
         )
-        producer = self.producer
         if producer.is_observing:
             producer.observed(self, is_isolated=False)
         producer.ended()

@@ -126,7 +126,7 @@ def test_an_offset_that_moves_back_is_logged_and_counted(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.commit(7)
-    with caplog.at_level(logging.WARNING, "cometmq.broker"):
+    with caplog.at_level(logging.INFO, "cometmq.broker"):
         bench.commit(8)
         assert caplog.text == ""
         bench.commit(3)
@@ -338,6 +338,17 @@ def test_a_reset_that_moves_a_group_is_logged(
     with caplog.at_level(logging.INFO, "cometmq.broker"):
         reset(bench, queueId=0, offset=3)
     assert "offset reset group=G topic=T queue=0 before=10 after=3" in caplog.text
+
+
+@pytest.mark.parametrize(("back", "level"), [(2_000, "INFO"), (2_001, "WARNING")])
+def test_a_commit_that_moves_back_is_a_warning_beyond_what_was_in_flight(
+    bench: Bench, caplog: pytest.LogCaptureFixture, back: int, level: str
+) -> None:
+    bench.commit(5_000)
+    with caplog.at_level(logging.INFO, "cometmq.broker"):
+        bench.commit(5_000 - back)
+    (said,) = [one for one in caplog.records if "moved back" in one.message]
+    assert said.levelname == level
 
 
 # ------------------------------------------------------------------------------------------ clones
