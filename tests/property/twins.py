@@ -34,8 +34,15 @@ TAGS = ("A", "B", "prefix-1", "é", "")
 class Side:
     """One broker, and what the driver would do for it."""
 
-    def __init__(self, *, is_compiled: bool, settings: dict[str, Any]) -> None:
-        self.files = SimulatedFiles(random.Random(1))
+    def __init__(
+        self,
+        *,
+        is_compiled: bool,
+        settings: dict[str, Any],
+        files: SimulatedFiles | None = None,
+        now_ms: int = NOW_MS,
+    ) -> None:
+        self.files = SimulatedFiles(random.Random(1)) if files is None else files
         self.config = BrokerConfig(store_path="s", **settings)
         self.hot = None
         if is_compiled:
@@ -43,8 +50,8 @@ class Side:
             assert module is not None, why_not
             self.hot = module.Hot()
         limits = store_config(self.config, settings.get("in_memory", 1 << 30))
-        store = Store.open(self.files, limits, NOW_MS, hot=self.hot)
-        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, NOW_MS)
+        store = Store.open(self.files, limits, now_ms, hot=self.hot)
+        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, now_ms)
         self.sent: dict[int, bytearray] = {}
         self.closed: list[int] = []
         self.flushes: list[Flush] = []
