@@ -254,6 +254,10 @@ class Traffic:
             Piece(self.rng.randrange(5), self.rng.randbytes(self.rng.randrange(40)), text)
             for text in (self.properties() for _ in range(self.rng.randrange(1, 6)))
         ]
+        if self.chance(25):
+            batch = self.count - self.rng.choice((0, 0, 0, 40))
+            for n, piece in enumerate(pieces):
+                piece.properties = f"PRODUCER_SEQ\x01w {batch} {n}\x02" + piece.properties
         body = record.join_batch(pieces)
         if self.rarely(15):
             body = self.damage(body)
