@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from cometmq import _fast
+from cometmq.wire import record
+from cometmq.wire.frame import Frame, encode_frame
+from cometmq.wire.record import Piece
 
 sys.path.insert(0, str(Path(__file__).parent))
 from twins import Traffic, Twins
@@ -224,4 +227,38 @@ def test_numbered_and_compared_messages_take_the_plain_path() -> None:
     twins.play(conn, _ordinary_sends(1, 3))
     assert twins.compiled.taken == taken + 3
     assert twins.compiled.broker.dedup.duplicates == 3
+    twins.compare()
+
+
+def test_numbered_batches_are_judged_and_then_stored_by_the_compiled_path() -> None:
+    twins = Twins(**SMALL)
+    conn = twins.open()
+    for _ in range(2):
+        twins.play(conn, _ordinary_stream(1))
+    fields = {"a": "P", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "5"}
+    fields |= {"h": "0", "i": "", "j": "0", "m": "true"}
+
+    def batch(begin: int, end: int, extra: str = "") -> bytes:
+        texts = [
+            f"UNIQ_KEY\x01U{n}\x02PRODUCER_SEQ\x01w 1 {n}\x02{extra}" for n in range(begin, end)
+        ]
+        body = record.join_batch(Piece(0, b"row", text) for text in texts)
+        return encode_frame(Frame(320, begin, ext=dict(fields), body=body))
+
+    taken = twins.compiled.taken
+    twins.play(conn, batch(0, 5) + _ordinary_sends(1, 1) + batch(5, 9))
+    assert twins.compiled.taken == taken + 3
+    for raw in (batch(0, 5), batch(7, 12), batch(20, 22), batch(12, 14, "TTL_MS\x015\x02")):
+        twins.play(conn, raw)
+    assert twins.compiled.taken == taken + 3, "a duplicate, an overlap, a gap, one that expires"
+    twins.play(conn, batch(14, 15))
+    assert twins.compiled.taken == taken + 4
+    for side in (twins.plain, twins.compiled):
+        (last,) = side.broker.sequences._table.values()
+        assert (last.n, last.queue_offset, last.end_offset) == (
+            14,
+            23,
+            side.broker.store.max_log_offset,
+        )
+    assert twins.plain.broker.sequences._table == twins.compiled.broker.sequences._table
     twins.compare()

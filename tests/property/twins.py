@@ -34,8 +34,15 @@ TAGS = ("A", "B", "prefix-1", "é", "")
 class Side:
     """One broker, and what the driver would do for it."""
 
-    def __init__(self, *, is_compiled: bool, settings: dict[str, Any]) -> None:
-        self.files = SimulatedFiles(random.Random(1))
+    def __init__(
+        self,
+        *,
+        is_compiled: bool,
+        settings: dict[str, Any],
+        files: SimulatedFiles | None = None,
+        now_ms: int = NOW_MS,
+    ) -> None:
+        self.files = SimulatedFiles(random.Random(1)) if files is None else files
         self.config = BrokerConfig(store_path="s", **settings)
         self.hot = None
         if is_compiled:
@@ -43,8 +50,8 @@ class Side:
             assert module is not None, why_not
             self.hot = module.Hot()
         limits = store_config(self.config, settings.get("in_memory", 1 << 30))
-        store = Store.open(self.files, limits, NOW_MS, hot=self.hot)
-        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, NOW_MS)
+        store = Store.open(self.files, limits, now_ms, hot=self.hot)
+        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, now_ms)
         self.sent: dict[int, bytearray] = {}
         self.closed: list[int] = []
         self.flushes: list[Flush] = []
@@ -247,6 +254,10 @@ class Traffic:
             Piece(self.rng.randrange(5), self.rng.randbytes(self.rng.randrange(40)), text)
             for text in (self.properties() for _ in range(self.rng.randrange(1, 6)))
         ]
+        if self.chance(25):
+            batch = self.count - self.rng.choice((0, 0, 0, 40))
+            for n, piece in enumerate(pieces):
+                piece.properties = f"PRODUCER_SEQ\x01w {batch} {n}\x02" + piece.properties
         body = record.join_batch(pieces)
         if self.rarely(15):
             body = self.damage(body)

@@ -44,6 +44,7 @@ RUN = (
     "request-reply.md",
     "trace.md",
     "filters.md",
+    "ttl-and-deduplication.md",
 )
 COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md")
 """They need databases, or are pieces of a reader's own test."""

@@ -87,6 +87,8 @@ class Sequences:
         self._proven = ProvenFile(FILE, self._encode, SAVE_MS)
         self.files: list[StateFile] = [self._proven.file]
         self._recover(store)
+        # What was recovered is durable: a file that is missing can be written at once.
+        self._proven.tick(store.max_log_offset, store.flushed_offset, now_ms)
 
     @property
     def count(self) -> int:
