@@ -406,6 +406,9 @@ class Broker:
         self.name_servers.leave(self, now_ms, out)
         self.half.stop(self, now_ms)
         self.pop.stop(self, now_ms, out)
+        flush = self.store.take_flush(now_ms)
+        if flush is not None:
+            out.append(flush)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)

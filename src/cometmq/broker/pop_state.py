@@ -175,6 +175,7 @@ class Pop:
             "cometmqPopRevived": revive.revived,
             "cometmqPopDeadLetters": revive.dead,
             "cometmqPopExpired": revive.expired,
+            "cometmqPopPutAgain": revive.put_again,
             "cometmqPopCheckpointsPending": revive.pending,
             "cometmqPopReviveBehind": revive.behind(broker),
         }

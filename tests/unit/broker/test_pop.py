@@ -667,3 +667,19 @@ def test_the_deadline_does_not_spin(bench: Bench) -> None:
     before = bench.ticks
     bench.advance(60_000)
     assert bench.ticks - before < 200
+
+
+def test_no_room_for_the_retry_topic(benches: Benches) -> None:
+    """One group's trouble does not hold up others, and its message is tried again later."""
+    bench = benches()
+    fill(bench, b"a")
+    pop(bench)
+    before = bench.broker.topics.limit
+    bench.broker.topics.limit = 0
+    bench.advance(BACK_MS)
+    assert bench.broker.pop.revive.put_again == 1
+    assert bench.broker.pop.revive.pending == 0
+    bench.broker.topics.limit = before
+    bench.advance(12_000)
+    (again,) = pop(bench)
+    assert (again.body, again.times) == (b"a", 1)
