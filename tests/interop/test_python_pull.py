@@ -1,6 +1,6 @@
 """CometMQ's own PullConsumer and SimpleConsumer against every server.
 
-Pop exists only since RocketMQ 5, so the simple consumer meets that control alone.
+Pop exists only since RocketMQ 5, so the simple consumer meets CometMQ and that control.
 """
 
 import asyncio
@@ -189,7 +189,7 @@ async def receive_until(
     return found
 
 
-@pytest.mark.parametrize("peer", [one for one in SERVERS if one == "apache-5"], indirect=True)
+@pytest.mark.parametrize("peer", [one for one in SERVERS if one != "apache-4"], indirect=True)
 def test_receive_and_ack(peer: Server) -> None:
     topic, group = "python-pop", "python-pop-group"
     make_topic(peer, topic)
@@ -225,7 +225,7 @@ def test_receive_and_ack(peer: Server) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("peer", [one for one in SERVERS if one == "apache-5"], indirect=True)
+@pytest.mark.parametrize("peer", [one for one in SERVERS if one != "apache-4"], indirect=True)
 def test_what_is_not_acknowledged_returns(peer: Server) -> None:
     topic, group = "python-again", "python-again-group"
     make_topic(peer, topic)

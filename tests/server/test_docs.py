@@ -34,6 +34,7 @@ RUN = (
     "quick-start.md",
     "producing.md",
     "consuming.md",
+    "pop.md",
     "guarantees.md",
     "migration.md",
     "admin.md",

@@ -434,6 +434,9 @@ class Broker:
         if self.expired.is_waiting:
             self.store.hurry_log(now_ms)  # what was moved is noted when it is durable
         self.pop.stop(self, now_ms, out)
+        flush = self.store.take_flush(now_ms)
+        if flush is not None:
+            out.append(flush)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)

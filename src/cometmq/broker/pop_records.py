@@ -26,6 +26,8 @@ ACK_TAG = "ack"
 BATCH_ACK_TAG = "bAck"
 EARLIER_MS = 1_000  # a checkpoint is read before the acks that belong to it
 MOST_OFFSETS = 32  # of one checkpoint: its bit map has so many bits
+LATER_S = (10, 20, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""How much later a message is tried again that could not be brought back."""
 FIRST_POP_TIME = "1ST_POP_TIME"
 ORIGIN_GROUP = "ORIGIN_GROUP"
 
@@ -67,6 +69,22 @@ class Checkpoint(msgspec.Struct, gc=False):
 
     def open_offsets(self) -> list[int]:
         return [one for at, one in enumerate(self.offsets) if not self.acked >> at & 1]
+
+    def later(self, offset: int) -> Checkpoint:
+        """Of one message alone, for another time."""
+        wait_s = LATER_S[min(self.put_again, len(LATER_S) - 1)]
+        return Checkpoint(
+            self.topic,
+            self.group,
+            self.queue_id,
+            offset,
+            self.pop_ms,
+            self.invisible_ms + wait_s * 1000,
+            self.broker,
+            (offset,),
+            is_suspended=self.is_suspended,
+            put_again=self.put_again + 1,
+        )
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):

@@ -92,7 +92,7 @@ class Revive:
     """Reads the revive topic of a broker."""
 
     def __init__(self) -> None:
-        self.revived = self.dead = self.expired = self.unreadable = 0
+        self.revived = self.dead = self.expired = self.unreadable = self.put_again = 0
         self.acks_read = self.checkpoints_read = self.orphans = 0
         self._queues: list[_Queue] = []
         self._proof: _Proof | None = None
@@ -140,7 +140,7 @@ class Revive:
         try:
             self._judge(broker, now_ms, out)
             self._is_refused = False
-        except (StoreError, RequestRefused) as error:
+        except StoreError as error:
             if not self._is_refused:
                 log.warning("messages can't be revived for now: %s", error)
             self._is_refused = True
@@ -256,7 +256,7 @@ class Revive:
                 while (first := queue.first) is not None and left > 0:
                     if first.point.revive_ms > self._proven_ms:
                         break
-                    left -= self._finish(broker, first.point, now_ms, out)
+                    left -= self._finish(broker, queue.queue_id, first.point, now_ms, out)
                     del queue.waiting[first.point.key]
                     self.pending -= 1
         finally:
@@ -265,7 +265,9 @@ class Revive:
                 default=NEVER_MS,
             )
 
-    def _finish(self, broker: Broker, point: Checkpoint, now_ms: int, out: Out) -> int:
+    def _finish(
+        self, broker: Broker, queue_id: int, point: Checkpoint, now_ms: int, out: Out
+    ) -> int:
         """All that is open of a pop goes back; how much work that was."""
         group = broker.groups.get(point.group)
         topic = broker.topics.get(normal_topic(point.topic, point.group))
@@ -273,7 +275,12 @@ class Revive:
             return 1
         done = 1
         for offset in point.open_offsets():
-            self._back(broker, point, offset, group, now_ms, out)
+            try:
+                self._back(broker, point, offset, group, now_ms, out)
+            except RequestRefused as refused:  # no room for its retry topic: others go on
+                log.error("popped message can't come back group=%s: %s", point.group, refused)
+                broker.pop.put_checkpoint(broker, queue_id, point.later(offset), now_ms)
+                self.put_again += 1
             point.ack(offset)  # stored once more: not again, should the next one fail
             done += 1
         return done

@@ -166,15 +166,16 @@ class Pop:
         """What is counted, for those who look on."""
         revive = self.revive
         return {
-            "popGivenOut": self.given_out,
-            "popAcked": self.acked,
-            "popInvisibleChanged": self.changed,
-            "popInFlight": self.places.in_flight_sum,
-            "popPolling": self.polls.count,
-            "popPollingFull": self.polls.refused_by_limit,
-            "popRevived": revive.revived,
-            "popDeadLetters": revive.dead,
-            "popExpired": revive.expired,
-            "popCheckpointsPending": revive.pending,
-            "popReviveBehind": revive.behind(broker),
+            "cometmqPopGivenOut": self.given_out,
+            "cometmqPopAcked": self.acked,
+            "cometmqPopInvisibleChanged": self.changed,
+            "cometmqPopInFlight": self.places.in_flight_sum,
+            "cometmqPopPolling": self.polls.count,
+            "cometmqPopPollingFull": self.polls.refused_by_limit,
+            "cometmqPopRevived": revive.revived,
+            "cometmqPopDeadLetters": revive.dead,
+            "cometmqPopExpired": revive.expired,
+            "cometmqPopPutAgain": revive.put_again,
+            "cometmqPopCheckpointsPending": revive.pending,
+            "cometmqPopReviveBehind": revive.behind(broker),
         }

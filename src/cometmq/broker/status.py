@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq import __version__
+from cometmq.broker.pop_receipts import retry_v1, retry_v2
 from cometmq.broker.stats import Traffic
 from cometmq.errors import RequestRefused
 from cometmq.requests import Call, Reply
@@ -143,6 +144,7 @@ def own_figures(broker: Broker) -> dict[str, object]:
         "cometmqProducerSequencesLimitReached": broker.sequences.refused_by_limit,
         "cometmqSequenceDuplicates": broker.sequences.duplicates,
         "cometmqSequenceGaps": broker.sequences.gaps,
+        **broker.pop.figures(broker),
         "cometmqReadOnlyReason": broker.store.read_only_reason or "",
         **{f"cometmqNet{name}": count for name, count in broker.net_figures().items()},
     }
@@ -185,16 +187,19 @@ def consume_stats(broker: Broker, call: Call) -> Reply:
     else:
         topics = broker.offsets.topics_of(group)
     live = broker.members.consumers.get(group)
+    retries = (retry_v1(group, ""), retry_v2(group, ""))
     table: dict[Any, Any] = {}
     for topic_name in topics:
         topic = broker.topics.get(topic_name)
         if topic is None:
             continue
-        if live is not None and topic_name not in live.subscriptions and not header.topic:
+        is_of_pop = topic_name.startswith(retries)  # nobody subscribes to those
+        is_left = live is not None and topic_name not in live.subscriptions
+        if is_left and not is_of_pop and not header.topic:
             continue
         for queue_id in range(topic.readQueueNums):
             most = store.max_offset(topic_name, queue_id)
-            at = max(broker.offsets.get(topic_name, group, queue_id) or 0, 0)
+            at = max(broker.pop.places.get((topic_name, group, queue_id)) or 0, 0)
             pulled = broker.offsets.pulled.get((topic_name, group), {}).get(queue_id, 0)
             last = store.store_ms_at(topic_name, queue_id, at - 1) if at > 0 else None
             table[bodies.queue_key(topic_name, name, queue_id)] = {

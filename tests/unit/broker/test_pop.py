@@ -460,19 +460,37 @@ def test_notification(bench: Bench) -> None:
     assert came(bench, waiting).ext["hasMsg"] == "true"
 
 
+def runtime(bench: Bench) -> dict[str, str]:
+    found: dict[str, str] = bench.json(C.GET_BROKER_RUNTIME_INFO)["table"]
+    return found
+
+
+def test_progress_as_an_operator_sees_it(bench: Bench) -> None:
+    fill(bench, b"a", b"b", b"c")
+    pop(bench, maxMsgNums=2)
+    bench.advance(BACK_MS)
+    table = bench.json(C.GET_CONSUME_STATS, {"consumerGroup": "G"})["offsetTable"]
+    seen = {
+        (key["topic"], key["queueId"]): (one["consumerOffset"], one["brokerOffset"])
+        for key, one in table.items()
+        if one["brokerOffset"]
+    }
+    assert seen == {("T", 0): (2, 3), ("%RETRY%G_T", 0): (0, 2)}
+
+
 def test_the_figures(bench: Bench) -> None:
     fill(bench, b"a", b"b", b"c")
     got = pop(bench)
     acked(bench, got[0])
     changed(bench, got[1], 100_000)
     bench.advance(BACK_MS)
-    figures = bench.broker.pop.figures(bench.broker)
-    assert figures["popGivenOut"] == 3
-    assert figures["popAcked"] == 1
-    assert figures["popInvisibleChanged"] == 1
-    assert figures["popRevived"] == 1
-    assert figures["popInFlight"] == 1
-    assert figures["popCheckpointsPending"] == 0
+    figures = {key: int(value) for key, value in runtime(bench).items() if "Pop" in key}
+    assert figures["cometmqPopGivenOut"] == 3
+    assert figures["cometmqPopAcked"] == 1
+    assert figures["cometmqPopInvisibleChanged"] == 1
+    assert figures["cometmqPopRevived"] == 1
+    assert figures["cometmqPopInFlight"] == 1
+    assert figures["cometmqPopCheckpointsPending"] == 0
 
 
 # ------------------------------------------------------------------------------------------- stops
@@ -649,3 +667,19 @@ def test_the_deadline_does_not_spin(bench: Bench) -> None:
     before = bench.ticks
     bench.advance(60_000)
     assert bench.ticks - before < 200
+
+
+def test_no_room_for_the_retry_topic(benches: Benches) -> None:
+    """One group's trouble does not hold up others, and its message is tried again later."""
+    bench = benches()
+    fill(bench, b"a")
+    pop(bench)
+    before = bench.broker.topics.limit
+    bench.broker.topics.limit = 0
+    bench.advance(BACK_MS)
+    assert bench.broker.pop.revive.put_again == 1
+    assert bench.broker.pop.revive.pending == 0
+    bench.broker.topics.limit = before
+    bench.advance(12_000)
+    (again,) = pop(bench)
+    assert (again.body, again.times) == (b"a", 1)
