@@ -208,7 +208,7 @@ def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
     if not wants.needs_record:
         return lambda tags_code, log_offset: wants.accepts_code(tags_code)
 
-    read, accepts = broker.store.read_properties, wants.accepts_record
+    read, accepts = broker.store.property_reader(), wants.accepts_record
 
     def by_record(tags_code: int, log_offset: int) -> bool:
         text = read(log_offset)

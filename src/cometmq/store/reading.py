@@ -21,7 +21,7 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.results import Fetched, FetchStatus, FoundByKey, StoreStats
 from cometmq.wire.codes import SysFlag
-from cometmq.wire.record import Scan
+from cometmq.wire.record import Scan, properties_of
 
 log = logging.getLogger("cometmq.store")
 
@@ -212,6 +212,26 @@ class Reading:
         if not self._log.min_offset <= log_offset < self._log.committed_at:
             return None
         return self._log.message(log_offset)
+
+    def property_reader(self) -> Callable[[int], str | None]:
+        """`properties_at` for a walk over many records; not to be kept beyond the turn."""
+        segments, limit = self._log.segments, self._log.committed_at
+        begin = end = 0
+        buffer = memoryview(b"")
+
+        def read(log_offset: int) -> str | None:
+            nonlocal begin, end, buffer
+            if not begin <= log_offset < end:
+                segment = segments.find(log_offset)
+                if segment is None:
+                    return None
+                begin, end = segment.start, segment.end
+                buffer = segment.buffer[:]  # a slice of its own pins the file
+            if log_offset >= limit:
+                return None
+            return properties_of(buffer, log_offset - begin, end - begin, log_offset)
+
+        return read
 
     def properties_at(self, log_offset: int) -> str | None:
         commit_log = self._log

@@ -438,10 +438,9 @@ class Store:
         """The message of the record that starts exactly there, its body checked."""
         return self._reading.message_at(log_offset)
 
-    @property
-    def read_properties(self) -> Callable[[int], str | None]:
-        """`properties_at` for who asks it of one record after the other."""
-        return self._reading.properties_at
+    def property_reader(self) -> Callable[[int], str | None]:
+        """`properties_at` for who asks it of one record after the other, in this turn."""
+        return self._reading.property_reader()
 
     def properties_at(self, log_offset: int) -> str | None:
         """A record's property string, only if exactly a record starts there; its body is not
