@@ -66,7 +66,11 @@ LATE_TARGET_MS = 100
 PENDING_TARGET_MB = 200
 RESTART_TARGET_S = 10.0
 # Nobody is asked about a transaction meanwhile, and a busy machine refuses nothing.
-CHANGED = {"transactionTimeOut": "3600000", "waitTimeMillsInSendQueue": "60000"}
+CHANGED = {
+    "transactionTimeOut": "3600000",
+    "waitTimeMillsInSendQueue": "60000",
+    "osPageCacheBusyTimeOutMills": "60000",
+}
 TITLES = {
     "plain": "CometMQ, plain path",
     "comet": "CometMQ, compiled path",
