@@ -213,25 +213,27 @@ class Reading:
             return None
         return self._log.message(log_offset)
 
-    def property_reader(self) -> Callable[[int], str | None]:
-        """`properties_at` for a walk over many records; not to be kept beyond the turn."""
+    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
+        """For `fetch`, in this turn: asks by the property string of each record. One that can't be
+        read is let through: the fetch tells what is wrong with it."""
         segments, limit = self._log.segments, self._log.committed_at
         begin = end = 0
         buffer = memoryview(b"")
 
-        def read(log_offset: int) -> str | None:
+        def accept(tags_code: int, log_offset: int) -> bool:
             nonlocal begin, end, buffer
             if not begin <= log_offset < end:
                 segment = segments.find(log_offset)
                 if segment is None:
-                    return None
+                    return True
                 begin, end = segment.start, segment.end
                 buffer = segment.buffer[:]  # a slice of its own pins the file
             if log_offset >= limit:
-                return None
-            return properties_of(buffer, log_offset - begin, end - begin, log_offset)
+                return True
+            text = properties_of(buffer, log_offset - begin, end - begin, log_offset)
+            return text is None or accepts(text)
 
-        return read
+        return accept
 
     def properties_at(self, log_offset: int) -> str | None:
         commit_log = self._log

@@ -438,9 +438,9 @@ class Store:
         """The message of the record that starts exactly there, its body checked."""
         return self._reading.message_at(log_offset)
 
-    def property_reader(self) -> Callable[[int], str | None]:
-        """`properties_at` for who asks it of one record after the other, in this turn."""
-        return self._reading.property_reader()
+    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
+        """An `accept` for `fetch` that asks by records' property strings; for this turn only."""
+        return self._reading.by_properties(accepts)
 
     def properties_at(self, log_offset: int) -> str | None:
         """A record's property string, only if exactly a record starts there; its body is not
