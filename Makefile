@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers bench-client docs lock clean
+.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers bench-client bench-kinds docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench-peers: $(STAMP) ## beside Apache RocketMQ, Redis Streams and NATS JetStrea
 
 bench-client: $(STAMP) ## our client beside the official Java client, on one CometMQ broker
 	$(PY) benchmarks/client.py $(ARGS)
+
+bench-kinds: $(STAMP) ## delays, timers, transactions, retries, SQL filters beside a plain send; ARGS=--quick
+	$(PY) benchmarks/kinds.py $(ARGS)
 
 docs: $(STAMP) ## make the generated pages in docs/ anew
 	$(PY) docs/make_docs.py

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cometmq.broker.sql92 import compile_sql
+from cometmq.wire import properties
 
 Tree = tuple[Any, ...]
 
@@ -284,4 +285,12 @@ def test_the_compiler_agrees_with_the_reference(seed: int) -> None:
                 got = "thrown"
             assert got == wanted, (text, found)
             answers[wanted] += 1
+            # The property string, with what else may stand in it, says the same.
+            pieces = [*found.items(), ("KEYS", "a"), ("xa", "5"), ("aa", "6")]
+            if found and trees.rng.random() < 0.3:
+                pieces.append((trees.rng.choice(list(found)), trees.rng.choice(TEXTS)))
+            trees.rng.shuffle(pieces)
+            line = "".join(f"{name}\x01{value}\x02" for name, value in pieces)
+            line = line[: len(line) - trees.rng.randrange(2)]
+            assert compiled.accepts_record(line) == compiled.accepts(properties.parse(line)), line
     assert min(answers.values()) > 50, answers

@@ -167,6 +167,33 @@ def test_record(
     assert record.scan(buffer, at, end - 1, verify_crc=False) is None
 
 
+@given(MESSAGES, st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_record_is_told_alike_by_all_who_read_it(
+    message: NewMessage, data: st.DataObject
+) -> None:
+    encoded = record.prepare(message)
+    buffer = bytearray(encoded.size)
+    record.write(buffer, 0, encoded, queue_offset=1, log_offset=2, store_ms=3)
+    where = data.draw(st.integers(0, encoded.size - 1))
+    buffer[where] ^= data.draw(st.integers(0, 255))
+    seen = record.scan(buffer, 0, len(buffer), verify_crc=True)
+    whole = record.decode_at(memoryview(buffer), 0, len(buffer), verify_crc=True)
+    if not isinstance(seen, record.Scan):
+        assert whole is None
+    else:
+        assert whole is not None
+        for name in ("topic", "properties", "size", "queue_id", "queue_offset", "log_offset"):
+            assert getattr(whole, name) == getattr(seen, name), name
+    unchecked = record.scan(buffer, 0, len(buffer), verify_crc=False)
+    found = record.properties_of(memoryview(buffer), 0, len(buffer), 2)
+    if isinstance(unchecked, record.Scan) and unchecked.log_offset == 2:
+        assert found == unchecked.properties
+    elif found is not None:  # only the topic's bytes were not looked at
+        topic_at = 88 + len(message.body)
+        assert topic_at <= where < encoded.size
+
+
 @given(st.lists(st.builds(Piece, flag=INT32, body=BODY, properties=TEXT), max_size=6))
 @settings(deadline=None)
 def test_batch(pieces: list[Piece]) -> None:

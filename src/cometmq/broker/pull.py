@@ -244,14 +244,7 @@ def accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
         return None
     if not wants.needs_record:
         return lambda tags_code, log_offset: wants.accepts_code(tags_code)
-
-    read, accepts = broker.store.read_properties, wants.accepts_record
-
-    def by_record(tags_code: int, log_offset: int) -> bool:
-        text = read(log_offset)
-        return text is None or accepts(text)  # None: the store tells what is wrong
-
-    return by_record
+    return broker.store.by_properties(wants.accepts_record)
 
 
 def _hold(broker: Broker, call: Call, wants: Filter, now_ms: int) -> bool:

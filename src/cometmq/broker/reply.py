@@ -34,6 +34,7 @@ def send_reply(broker: Broker, call: Call) -> Reply | None:
     """Store a reply and push it to the client that it names."""
     header: SendHeader = call.header
     topic = send.check(broker, header, call)
+    send.check_time(broker, header, call.now_ms)
     client_id = properties.get(header.properties or "", REPLY_TO_CLIENT)
     if not client_id:
         raise RequestRefused(

@@ -142,7 +142,9 @@ def check(
     if header.batch:
         _check_batch(broker, header, call.frame.body, pieces)
     else:
-        _check_kind(broker, header, call.now_ms)
+        _check_kind(broker, header)
+        if known is None:  # a known topic's message is refused by `redirect`, all the same
+            check_time(broker, header, now_ms)
         _check_size(broker, header, len(call.frame.body))
     if retry_group is not None and broker.groups.get(retry_group) is None:
         raise RequestRefused(
@@ -191,7 +193,7 @@ def is_half(header: SendHeader) -> bool:
     return (properties.get(text, properties.HALF) or "").lower() == "true"
 
 
-def _check_kind(broker: Broker, header: SendHeader, now_ms: int) -> None:
+def _check_kind(broker: Broker, header: SendHeader) -> None:
     """Message kinds that this version can't keep are refused, never stored as something else."""
     text = header.properties or ""
     if ttl.MARK in text:
@@ -204,8 +206,12 @@ def _check_kind(broker: Broker, header: SendHeader, now_ms: int) -> None:
             f"broker {broker.config.name} takes no transactional messages "
             "(rejectTransactionMessage)",
         )
+
+
+def check_time(broker: Broker, header: SendHeader, now_ms: int) -> None:
+    """Whether a timed message can be kept until then."""
     try:
-        timed.slot_for(broker.config, header.topic, text, now_ms)
+        timed.slot_for(broker.config, header.topic, header.properties or "", now_ms)
     except StoreError as error:
         raise _refusal(error) from None
 

@@ -151,6 +151,19 @@ def _chain(parts: list[Node], *, deciding: bool) -> Node:
     """AND ends at the first False, OR at the first True; NULL is remembered. Left to right."""
     conditions = tuple(condition(part) for part in parts)
     otherwise = not deciding
+    if len(conditions) == 2:
+        first, second = conditions
+
+        def pair(properties: Properties) -> bool | None:
+            one = first(properties)
+            if one is deciding:
+                return deciding
+            two = second(properties)
+            if two is deciding:
+                return deciding
+            return None if one is None or two is None else otherwise
+
+        return _truth(pair, parts[0].at, *parts)
 
     def run(properties: Properties) -> bool | None:
         result: bool | None = otherwise

@@ -272,7 +272,7 @@ class Timers:
             topic_hash=java_hash(topic),
         )
         count = -1 if is_deleting else 1
-        wheel.add(slot_ms, self._log.append(unit), count)
+        wheel.add_to(slot, slot_ms, self._log.append(unit), count)
         self._last_slot_ms = max(self._last_slot_ms, slot_ms)
         self.pending += count
         self.counts.add(topic, count, now_ms)
@@ -400,7 +400,9 @@ class Timers:
             self._enter_upto = done.queue_offset + 1
         self.delivered += not is_rolled
         if entered_ms != _NEVER_ENTERED:
-            topic = properties.get(stored.properties, properties.REAL_TOPIC) or ""
+            topic = message.topic
+            if is_rolled:
+                topic = properties.get(stored.properties, properties.REAL_TOPIC) or ""
             self.counts.add(topic, -1, now_ms)
         return True
 

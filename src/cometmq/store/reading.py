@@ -22,7 +22,7 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.results import Fetched, FetchStatus, FoundByKey, StoreStats
 from cometmq.wire.codes import SysFlag
-from cometmq.wire.record import Blank, Scan
+from cometmq.wire.record import Blank, Scan, properties_of
 
 log = logging.getLogger("cometmq.store")
 
@@ -237,6 +237,28 @@ class Reading:
         if not self._log.min_offset <= log_offset < self._log.committed_at:
             return None
         return self._log.message(log_offset)
+
+    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
+        """For `fetch`, in this turn: asks by the property string of each record. One that can't be
+        read is let through: the fetch tells what is wrong with it."""
+        segments, limit = self._log.segments, self._log.committed_at
+        begin = end = 0
+        buffer = memoryview(b"")
+
+        def accept(tags_code: int, log_offset: int) -> bool:
+            nonlocal begin, end, buffer
+            if not begin <= log_offset < end:
+                segment = segments.find(log_offset)
+                if segment is None:
+                    return True
+                begin, end = segment.start, segment.end
+                buffer = segment.buffer[:]  # a slice of its own pins the file
+            if log_offset >= limit:
+                return True
+            text = properties_of(buffer, log_offset - begin, end - begin, log_offset)
+            return text is None or accepts(text)
+
+        return accept
 
     def properties_at(self, log_offset: int) -> str | None:
         commit_log = self._log

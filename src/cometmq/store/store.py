@@ -445,10 +445,9 @@ class Store:
         """The message of the record that starts exactly there, its body checked."""
         return self._reading.message_at(log_offset)
 
-    @property
-    def read_properties(self) -> Callable[[int], str | None]:
-        """`properties_at` for who asks it of one record after the other."""
-        return self._reading.properties_at
+    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
+        """An `accept` for `fetch` that asks by records' property strings; for this turn only."""
+        return self._reading.by_properties(accepts)
 
     def scan_at(self, log_offset: int) -> Scan | None:
         """What a walk sees of the record that starts exactly there; its body is not checked."""

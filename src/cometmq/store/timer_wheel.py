@@ -66,7 +66,10 @@ class TimerWheel:
 
     def add(self, time_ms: int, position: int, count: int) -> None:
         """A unit was added for this time."""
-        slot = self.get(time_ms)
+        self.add_to(self.get(time_ms), time_ms, position, count)
+
+    def add_to(self, slot: Slot | None, time_ms: int, position: int, count: int) -> None:
+        """The same for who has asked for the slot already."""
         if slot is None:
             self.put(time_ms, position, position, count)
         else:

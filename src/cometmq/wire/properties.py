@@ -79,12 +79,13 @@ def has(text: str, name: str) -> bool:
 
 def get(text: str, name: str) -> str | None:
     """One value out of the string without building a dict; the last one wins."""
-    mark = name + NAME_END
-    at = text.rfind(VALUE_END + mark)
+    if name not in text:  # the usual answer, and the cheapest
+        return None
+    at = text.rfind(f"\x02{name}\x01")
     if at >= 0:
-        begin = at + 1 + len(mark)
-    elif text.startswith(mark):
-        begin = len(mark)
+        begin = at + 2 + len(name)
+    elif text.startswith(f"{name}\x01"):
+        begin = 1 + len(name)
     else:
         return None
     end = text.find(VALUE_END, begin)

@@ -41,7 +41,7 @@ Buffer = bytes | bytearray | memoryview
 _V4 = struct.Struct(">iiiiiqqiq8sq8siqi")
 _HEAD = struct.Struct(">iiiiiqqiq")
 _TAIL = struct.Struct(">iqi")
-_FRONT = struct.Struct(">iiiiiqqi")
+_LENGTHS = struct.Struct(">ii20xqi44xi")  # size, magic, log offset, sysFlag, body length
 _I64 = struct.Struct(">q")
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
@@ -222,13 +222,11 @@ def properties_of(buffer: Buffer, at: int, end: int, log_offset: int) -> str | N
     `log_offset`; its body is not checked. For filters, which read nothing else of a record."""
     if end - at < MIN_RECORD_BYTES:
         return None
-    size, magic, _, _, _, _, own_offset, sys_flag = _FRONT.unpack_from(buffer, at)
+    size, magic, own_offset, sys_flag, body_size = _LENGTHS.unpack_from(buffer, at)
     if magic != MAGIC_V1 or sys_flag & _V6_BITS:
         found = scan(buffer, at, end, verify_crc=False)
         return found.properties if type(found) is Scan and found.log_offset == log_offset else None
-    stop = at + size
-    (body_size,) = _I32.unpack_from(buffer, at + 84)
-    topic_at = at + 88 + body_size
+    stop, topic_at = at + size, at + 88 + body_size
     if own_offset != log_offset or stop > end or body_size < 0 or topic_at + 3 > stop:
         return None
     begin = topic_at + 3 + buffer[topic_at]

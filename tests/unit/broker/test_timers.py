@@ -15,7 +15,7 @@ import pytest
 from cometmq.broker import timers
 from cometmq.errors import StoreCorrupt
 from cometmq.message import NewMessage
-from cometmq.store.timer_wheel import TimerWheel
+from cometmq.store.timer_wheel import Slot, TimerWheel
 from cometmq.testing.disk import SimulatedFiles
 from cometmq.wire import fastjson, properties, record
 from cometmq.wire.codes import RequestCode as C
@@ -543,13 +543,13 @@ def test_a_kill_between_log_and_slot(
     bench = benches()
     left = [number]
 
-    def add(wheel: TimerWheel, time_ms: int, position: int, count: int) -> None:
+    def add(wheel: TimerWheel, slot: Slot | None, time_ms: int, position: int, count: int) -> None:
         if not left[0]:
             raise Killed
         left[0] -= 1
-        real(wheel, time_ms, position, count)
+        real(wheel, slot, time_ms, position, count)
 
-    real = TimerWheel.add
+    real = TimerWheel.add_to
     for one in range(10):
         ext = bench.send_ext(props=after(5000))
         frame = Frame(C.SEND_MESSAGE_V2, one, ext={k: str(v) for k, v in ext.items() if v})
@@ -557,10 +557,10 @@ def test_a_kill_between_log_and_slot(
         frame.ext["f"], frame.ext["h"] = "0", "0"
         frame.body = b"%d" % one
         bench.turn((bench.conn, frame))
-    monkeypatch.setattr(TimerWheel, "add", add)
+    monkeypatch.setattr(TimerWheel, "add_to", add)
     with pytest.raises(Killed):
         bench.tick()
-    monkeypatch.setattr(TimerWheel, "add", real)
+    monkeypatch.setattr(TimerWheel, "add_to", real)
     bench.crash()
     again = benches()
     again.advance(6000)
