@@ -153,12 +153,10 @@ class _Walk:
         self._judge_recall(record, int(slot))
 
     def _most(self, name: str) -> int:
-        """How often a message may come in one boot: once, or as often as a crash made it roll."""
-        counts: dict[str, int] = {}
-        for one in self.waiting[name]:
-            times = one.table.get(properties.TIMER_ROLL_TIMES, "0")
-            counts[times] = counts.get(times, 0) + 1
-        return max(counts.values())
+        """How often a message may come in one boot: once, and once more for each time that it
+        was rolled again after a crash."""
+        rolls = [one.table.get(properties.TIMER_ROLL_TIMES, "0") for one in self.waiting[name]]
+        return 1 + len(rolls) - len(set(rolls))
 
     def _judge_recall(self, record: Record, slot_ms: int) -> None:
         view, name = self.view, record.attempt
