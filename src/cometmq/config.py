@@ -108,6 +108,7 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     delete_batch: int = 10
     verify_crc_on_recover: bool = True
     is_durable_cut_allowed: bool = False
+    save_delay_offsets_ms: int = 10_000
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     # timers
     is_timer_enabled: bool = True
@@ -252,6 +253,7 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
     Key("cutDamagedLogEnable", "is_durable_cut_allowed", "recovery may cut durable messages behind a damaged place", is_ours=True),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
+    Key("flushDelayOffsetInterval", "save_delay_offsets_ms", "ms between saves of how far the delay levels were delivered", 10, 600_000),
     Key("timerWheelEnable", "is_timer_enabled", "take messages for any time; off, they are refused, and those stored before wait"),
     Key("timerPrecisionMs", "timer_precision_ms", "ms that a slot of the timer wheel covers: no message is early, none later than this; can't be changed while messages wait", 10, 1000),
     Key("timerMaxDelaySec", "timer_max_delay_seconds", "seconds that a message may be delayed at most; fileReservedTime must keep it that long", 1, 31_536_000, is_live=True),
@@ -314,7 +316,7 @@ IDLE_BROKER_KEYS = frozenset(
     endTransactionPoolQueueCapacity endTransactionThreadPoolNums expectConsumerNumUseFilter
     fastFailIfNoBufferInStorePool fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer
     filterServerNums flushCommitLogTimed flushConsumeQueueTimed
-    flushConsumerOffsetHistoryInterval flushDelayOffsetInterval forceRegister
+    flushConsumerOffsetHistoryInterval forceRegister
     forceVerifyPropCRC haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress
     haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
     haTransferBatchSize heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity highSpeedMode

@@ -147,8 +147,12 @@ class Broker:
         self.holds = Holds(config.max_parked_pulls, store.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
         self.delay = Delay(
-            config.delay_levels, load_state(store.files, "config/delayOffset.json"), now_ms
+            config.delay_levels,
+            load_state(store.files, "config/delayOffset.json"),
+            now_ms,
+            config.save_delay_offsets_ms,
         )
+        self.delay.clamp(store)
         self.sql_filters = SqlFilters(
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )
@@ -406,8 +410,13 @@ class Broker:
         return self.name_servers.has_left and all(one.is_clean for one in self._files.values())
 
     def close(self, now_ms: int) -> None:
-        self.store.close(now_ms, self.timers.sync)
+        self.store.close(now_ms, self._note_last)
         self.timers.close()
+
+    def _note_last(self) -> None:
+        """All messages are durable: so may be what is known of them."""
+        self.timers.sync()
+        self.delay.sync(self.store)
 
     # --------------------------------------------------------------------------- in a turn
 
