@@ -51,8 +51,8 @@ interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, 
 crash: $(STAMP) ## kill -9 under load, 200 times over all points and both flush modes (KILLS=n)
 	COMETMQ_KILLS=$${KILLS:-200} $(PY) -m pytest -q tests/crash $(ARGS)
 
-sim: $(STAMP) ## the simulated cluster: SEED=n for one seed, else fresh seeds for SECONDS (60)
-	$(PY) -m cometmq.testing.simulate $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+sim: $(STAMP) ## the simulated cluster: SEED=n for one seed (PLAIN=1: plain messages only), else fresh seeds for SECONDS (60)
+	$(PY) -m cometmq.testing.simulate $(if $(SEED),--seed $(SEED) $(if $(PLAIN),--plain),--seconds $(or $(SECONDS),60))
 
 soak: $(STAMP) ## fresh seeds until Ctrl-C, on all cores; failed ones go to .cache/soak-failures.txt
 	$(PY) -m cometmq.testing.simulate --soak --failures .cache/soak-failures.txt $(if $(JOBS),--jobs $(JOBS)) $(if $(COUNT),--count $(COUNT))

@@ -271,7 +271,7 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("checkCRCOnRecover", "verify_crc_on_recover", "check bodies when recovering"),
     Key("cutDamagedLogEnable", "is_durable_cut_allowed", "recovery may cut durable messages behind a damaged place", is_ours=True),
     Key("messageDelayLevel", "delay_levels", "delay levels, e.g. `1s 5s 1m 2h`"),
-    Key("flushDelayOffsetInterval", "save_delays_ms", "ms between saves of how far the delay levels were delivered; a killed broker delivers this much again", 100, 3_600_000),
+    Key("flushDelayOffsetInterval", "save_delays_ms", "ms between saves of how far the delay levels were delivered; a killed broker delivers this much again", 10, 3_600_000),
     Key("timerWheelEnable", "is_timer_enabled", "take messages for any time; off, they are refused, and those stored before wait"),
     Key("timerPrecisionMs", "timer_precision_ms", "ms that a slot of the timer wheel covers: no message is early, none later than this; can't be changed while messages wait", 10, 1000),
     Key("timerMaxDelaySec", "timer_max_delay_seconds", "seconds that a message may be delayed at most; fileReservedTime must keep it that long", 1, 31_536_000, is_live=True),

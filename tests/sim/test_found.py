@@ -144,6 +144,26 @@ def test_an_empty_index_file_does_not_hide_a_stale_one_before_it() -> None:
         assert not lost, f"seed {seed}"
 
 
+def test_a_flipped_bit_in_an_index_file_does_not_vouch_for_those_before_it() -> None:
+    """Seed 21 with levels: the newest index file said, by a bit flipped on its way to the disk,
+    that it was old enough to be durable; those before it had lost pages, and were believed."""
+    config = msgspec.structs.replace(SMALL, is_sync_flush=True, log_file_bytes=32768)
+    files = SimulatedFiles(random.Random(1))
+    store = Store.open(files, config, NOW_MS)
+    for number in range(130):
+        store.append(_keyed(number), NOW_MS + number)
+        _flush(store)
+    store.dispatch(NOW_MS + 130)
+    assert store._index is not None
+    before, newest = store._index.items[-2:]
+    before.segment.buffer[:] = bytes(len(before.segment.buffer))
+    newest.segment.buffer[8:16] = (NOW_MS - 200_000).to_bytes(8, "big")
+    files.kill()
+    again = Store.open(files, config, NOW_MS + 10_000)
+    lost = [n for n in range(130) if not again.find_by_key("T", f"k{n}", 9, 0, 2**62).records]
+    assert not lost
+
+
 def _keyed(number: int) -> NewMessage:
     return NewMessage("T", 0, b"hello", f"KEYS\x01k{number}\x02")
 

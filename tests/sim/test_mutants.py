@@ -13,23 +13,24 @@ import pytest
 from cometmq.testing import Outcome, draw, run_seed
 
 
-def _load() -> ModuleType:
-    """The neighbour file; tests are imported by path and have no package."""
-    name = "cometmq_sim_mutants"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("mutants.py"))
+def _load(stem: str) -> ModuleType:
+    """A neighbour file; tests are imported by path and have no package."""
+    name = f"cometmq_sim_{stem}"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{stem}.py"))
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-MUTANTS: Any = _load().MUTANTS
+MUTANTS: Any = (*_load("mutants").MUTANTS, *_load("kind_mutants").MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_caught(mutant: Any) -> None:
     with mutant.applied():
-        for seed in range(mutant.within):
+        first = getattr(mutant, "first", 0)
+        for seed in range(first, first + mutant.within):
             problems = _play(mutant, seed).problems
             if problems:
                 assert "mutants.py" not in problems[0], f"the mutant is broken: {problems[0]}"
@@ -41,4 +42,5 @@ def test_a_mutant_is_caught(mutant: Any) -> None:
 
 
 def _play(mutant: Any, seed: int) -> Outcome:
-    return run_seed(seed, draw(seed, flush=mutant.flush, always=mutant.always))
+    kinds = getattr(mutant, "kinds", ())
+    return run_seed(seed, draw(seed, flush=mutant.flush, always=mutant.always, kinds=kinds))

@@ -17,14 +17,18 @@ from cometmq import _fast
 from cometmq.testing import (
     FAULTS,
     LATER_FAULTS,
+    Cluster,
     Outcome,
     Swarm,
     describe,
     draw,
+    play,
     run_for,
     run_seed,
     simulate,
 )
+from cometmq.testing.kinds import KINDS
+from cometmq.testing.kinds_base import Ledger
 from cometmq.testing.simulate import Soak, fresh
 
 KEPT = Path(__file__).with_name("seeds.txt")
@@ -32,15 +36,46 @@ FRESH_SECONDS = float(os.environ.get("COMETMQ_SIM_SECONDS", "60"))
 STEADY = range(1_000, 1_020)
 
 
-def _kept() -> list[int]:
-    lines = [line.split("#")[0].split() for line in KEPT.read_text().splitlines()]
-    return [int(words[0]) for words in lines if words]
+def _kept(*, is_plain: bool) -> list[int]:
+    """Seeds from before there were kinds are kept as they were, and play plain messages only."""
+    plain, _, with_kinds = KEPT.read_text().partition("# With the kinds that they draw")
+    lines = [
+        line.split("#")[0].split() for line in (plain if is_plain else with_kinds).splitlines()
+    ]
+    return [int(words[0]) for words in lines if words and words[0].isdigit()]
 
 
-@pytest.mark.parametrize("seed", _kept())
+@pytest.mark.parametrize("seed", _kept(is_plain=True))
 def test_a_seed_that_once_failed_passes(seed: int) -> None:
+    outcome = run_seed(seed, draw(seed, kinds=()))
+    assert not outcome.problems, describe(outcome)
+
+
+@pytest.mark.parametrize("seed", _kept(is_plain=False))
+def test_a_seed_with_kinds_that_once_failed_passes(seed: int) -> None:
     outcome = run_seed(seed)
     assert not outcome.problems, describe(outcome)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_really_played(kind: str) -> None:
+    """Guards against checks that pass because there is nothing to check."""
+    cluster = Cluster(0, draw(0, only=(), kinds=(kind,)))
+    outcome = play(cluster)
+    assert not outcome.problems, describe(outcome)
+    ledger = cluster.history.ledger
+    assert isinstance(ledger, Ledger)
+    assert len(ledger.attempts) > 10
+    given = cluster.history.consumed[KINDS[kind].group_name]
+    assert len(given) > 10
+    marks = {
+        "retries": lambda: any("back" in key for key in ledger.asked),
+        "transactions": lambda: any(key[0] == "checks" for key in ledger.asked),
+        "timers": lambda: ledger.own["recalls"],
+        "replies": lambda: any(key[0] == "pushed" for key in ledger.asked),
+        "ordered": lambda: ledger.own["ordered"],
+    }
+    assert marks.get(kind, lambda: True)()
 
 
 @pytest.mark.parametrize("seed", STEADY)
@@ -81,7 +116,8 @@ def test_a_seed_is_the_same_talk_on_the_compiled_and_on_the_plain_path(seed: int
     would. But for pauses (a stall is told after one frame there, and after one read here) and for
     clocks that are not true (a tick more or less then moves the next by microseconds)."""
     not_here = ("pause", "step", "drift")
-    swarm = draw(seed, only=tuple(f for f in (*FAULTS, *LATER_FAULTS) if f not in not_here))
+    faults = tuple(f for f in (*FAULTS, *LATER_FAULTS) if f not in not_here)
+    swarm = draw(seed, only=faults)
     outcomes = [run_seed(seed, _on_path(swarm, is_compiled=one)) for one in (True, False)]
     for outcome in outcomes:
         assert not outcome.problems, describe(outcome)

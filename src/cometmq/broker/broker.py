@@ -153,6 +153,7 @@ class Broker:
         self.holds = Holds(config.max_parked_pulls, watches.watch, store.properties_at)
         self.name_servers = NameServers(_addresses(config.namesrv))
         self.delay = Delay(config, load_state(store.files, "config/delayOffset.json"), now_ms)
+        self.delay.clamp(store)
         self.sql_filters = SqlFilters(
             config, load_state(store.files, "config/consumerFilter.json"), now_ms
         )
@@ -456,8 +457,13 @@ class Broker:
         return self.name_servers.has_left and all(one.is_clean for one in self._files.values())
 
     def close(self, now_ms: int) -> None:
-        self.store.close(now_ms, self.timers.sync)
+        self.store.close(now_ms, self._note_last)
         self.timers.close()
+
+    def _note_last(self) -> None:
+        """All messages are durable: so may be what is known of them."""
+        self.timers.sync()
+        self.delay.sync(self.store)
 
     # --------------------------------------------------------------------------- in a turn
 

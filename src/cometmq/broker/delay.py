@@ -2,7 +2,8 @@
 
 Owns: the queues of SCHEDULE_TOPIC_XXXX, one for each level, how far each was delivered, and
 delayOffset.json. One rule: within a level messages are delivered in their order, none before its
-time; what was delivered and not yet noted is delivered again after a crash, never lost.
+time; what was delivered and not yet noted is delivered again after a crash, never lost. So it is
+noted when the delivered messages are durable, and not before.
 
 A delayed message is stored in queue `level - 1` with REAL_TOPIC and REAL_QID; the tags code of its
 unit is the time at which it is due (store/dispatch.py). When that comes a copy goes to the real
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from cometmq.broker import names
 from cometmq.broker.state import StateFile
@@ -27,12 +30,21 @@ from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
+    from cometmq.store.store import Store
 
 log = logging.getLogger("cometmq.broker")
 
+FILE = "config/delayOffset.json"
 RETRY_MS = 100  # after the store refused a delivery
 MOST_AT_ONCE = 500  # deliveries of one tick; the rest waits for the next, so that requests get in
 VERSION_STEP = 200  # deliveries per DataVersion step, as RocketMQ counts
+
+
+class _Proof(msgspec.Struct, frozen=True):
+    """Offsets that may be noted once the log is durable up to `upto`."""
+
+    offsets: dict[int, int]
+    upto: int
 
 
 class Delay:
@@ -47,9 +59,12 @@ class Delay:
         self._due: dict[int, int] = {}  # by level, of the unit at its offset; only if there is one
         self._blocked: dict[int, int] = {}  # by level, until when, after a refusal
         self._steps = 0
+        self._delivered_upto = 0
+        self._proof: _Proof | None = None
         if stored is not None:
             self._load(stored)
-        self.file = StateFile("config/delayOffset.json", self.encode, config.save_delays_ms)
+        self._safe = dict(self.offsets)  # what may be noted
+        self.file = StateFile(FILE, self.encode, config.save_delays_ms)
         self.files = [self.file]
 
     def _load(self, stored: dict[str, Any]) -> None:
@@ -60,6 +75,15 @@ class Delay:
             except (TypeError, ValueError):
                 log.error("delay offset skipped level=%r offset=%r", level, offset)
 
+    def clamp(self, store: Store) -> None:
+        """After a crash a level may stand beyond what survived: what is sent now takes the numbers
+        of the lost, and would be skipped."""
+        for level, offset in self.offsets.items():
+            most = store.max_offset(names.SCHEDULE_TOPIC, level - 1)
+            if offset > most:
+                log.warning("delay offset beyond the end level=%d %d -> %d", level, offset, most)
+                self.offsets[level] = most
+
     def encode(self) -> bytes:
         version = self.version
         return fastjson.dumps(
@@ -69,7 +93,7 @@ class Delay:
                     "stateVersion": version.stateVersion,
                     "timestamp": version.timestamp,
                 },
-                "offsetTable": dict(sorted(self.offsets.items())),
+                "offsetTable": dict(sorted(self._safe.items())),
             },
             bare_int_keys=True,
         )
@@ -111,6 +135,8 @@ class Delay:
             return NEVER_MS
         soonest = NEVER_MS
         store = broker.store
+        if self._proof is not None and store.flushed_offset >= self._proof.upto:
+            return now_ms
         for level in range(1, self.max_level + 1):
             due_ms = self._due.get(level)
             if due_ms is None:
@@ -145,6 +171,8 @@ class Delay:
 
     def tick(self, broker: Broker, now_ms: int, out: Out) -> None:
         """Deliver what is due."""
+        if broker.is_stopping:
+            return
         left = MOST_AT_ONCE
         for level in range(1, self.max_level + 1):
             if self._blocked.get(level, 0) > now_ms:
@@ -161,6 +189,22 @@ class Delay:
                     self._blocked[level] = now_ms + RETRY_MS
                     break
                 left -= 1
+        self._prove(broker.store, now_ms)
+
+    def _prove(self, store: Store, now_ms: int) -> None:
+        """Note what is durable by now; the rest waits for the log."""
+        if self._proof is None and self.offsets != self._safe:
+            self._proof = _Proof(dict(self.offsets), self._delivered_upto)
+        proof = self._proof
+        if proof is not None and store.flushed_offset >= proof.upto:
+            self._safe, self._proof = proof.offsets, None
+            self.file.changed(now_ms)
+
+    def sync(self, store: Store) -> None:
+        """At the end, when all messages are durable: note all. OSError if that fails."""
+        if self.offsets != self._safe:
+            self._safe, self._proof = dict(self.offsets), None
+            store.files.replace(FILE, self.encode())
 
     def _deliver(self, broker: Broker, level: int, now_ms: int) -> bool:
         """The message at a level's offset to its real topic; False if the store refused."""
@@ -175,7 +219,7 @@ class Delay:
                 log.error("delayed message without a real topic level=%d offset=%d", level, offset)
             else:
                 try:
-                    broker.put(message, now_ms, is_due=True)
+                    self._delivered_upto = broker.put(message, now_ms, is_due=True).end_offset
                 except StoreError as error:
                     log.warning("delivery refused level=%d offset=%d: %s", level, offset, error)
                     return False
@@ -185,7 +229,6 @@ class Delay:
         self._steps += 1
         if self._steps % VERSION_STEP == 0:
             self.version = self.version.next(now_ms)
-        self.file.changed(now_ms)
         return True
 
 

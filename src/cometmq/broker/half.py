@@ -76,7 +76,8 @@ class Half:
         self._marks = Marks(self.offset)
         self._pending: list[int] = []  # ended, op record not written yet
         self._pending_ms = NEVER_MS
-        self._renewed_end = 0  # log offset; `offset` must not be saved before this is durable
+        self._ended_upto = 0  # the log must be durable up to here before `offset` may be saved
+        self._proof: tuple[int, int] | None = None  # an offset, and what it waits for
         self._pass_ms: int | None = None  # when the present check began
         self._next_ms = NEVER_MS  # of the next check, or of its next part
         self._is_waiting = False  # for the store to take messages again
@@ -146,6 +147,7 @@ class Half:
         """
         assert at >= self.offset and not self._marks.has(at), at
         appended = self._put_ended(broker, at, message, now_ms, is_by_producer=True)
+        self._ended_upto = max(self._ended_upto, appended.end_offset)
         self._marks.mark(at)
         if message is None:
             self.rollbacks += 1
@@ -319,7 +321,7 @@ class Half:
                 log.error("half=%d can't be written again: %s", stored.queue_offset, error)
                 self._discard(broker, stored, times, now_ms, out)
                 return True
-            self._renewed_end = appended.end_offset
+            self._ended_upto = appended.end_offset
             if not is_immune:
                 self._ask(broker, copy, table, appended, out)
         return True
@@ -335,7 +337,7 @@ class Half:
             broker.announce([topic], now_ms, out)
         try:
             moved = self._put_ended(broker, stored.queue_offset, renewed(stored, name, 0), now_ms)
-            self._renewed_end = moved.end_offset
+            self._ended_upto = moved.end_offset
         except MessageIllegal as error:
             log.error("half message lost log_offset=%d: %s", stored.log_offset, error)
         self.discarded += 1
@@ -408,13 +410,17 @@ class Half:
         return at == end or at < last
 
     def _is_safe(self, store: Store) -> bool:
-        return store.flushed_offset >= self._renewed_end
+        return self._proof is None or store.flushed_offset >= self._proof[1]
 
     def _save(self, store: Store, now_ms: int) -> None:
-        """Note how far we came, once the copies of what we left behind are on disk."""
-        if self._saved_offset != self.offset and self._is_safe(store):
-            self._saved_offset = self.offset
-            self._offsets.commit(names.HALF_TOPIC, GROUP, 0, self.offset, now_ms, "check-back")
+        """Note how far we came, once what ended the halves that we left behind is on disk: their
+        copies, or their committed messages. Else a power loss takes these, and nobody asks."""
+        if self._proof is None and self._saved_offset != self.offset:
+            self._proof = (self.offset, self._ended_upto)
+        if self._proof is not None and self._is_safe(store):
+            self._saved_offset, self._proof = self._proof[0], None
+            offset = self._saved_offset
+            self._offsets.commit(names.HALF_TOPIC, GROUP, 0, offset, now_ms, "check-back")
 
 
 def _begin(store: Store, offsets: Offsets, topic: str) -> int:

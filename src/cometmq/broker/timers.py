@@ -13,7 +13,7 @@ sending; what was delivered and not yet noted is delivered again after a crash, 
               after a start, first reads the queue to its end
 
 Every second wheel and log are synced; the checkpoint follows when that is done and the messages
-delivered before are durable themselves.
+that they stand for, and those delivered before, are durable themselves.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Timers:
         self._log = TimerLog(store.files, config.timer_log_file_bytes)
         self._leaving: _Leaving | None = None
         self._last_slot_ms = -1
-        self._delivered_upto = 0
+        self._safe_from = 0  # the log must be durable up to here: delivered, or to be delivered
         self._blocked_ms = 0
         self._is_refused = False  # and said so
         self._enter_upto = 0  # no other slot is read before the queue up to here has entered
@@ -273,6 +273,8 @@ class Timers:
         )
         count = -1 if is_deleting else 1
         wheel.add_to(slot, slot_ms, self._log.append(unit), count)
+        # A unit that outlives its message would speak for whatever takes its place.
+        self._safe_from = max(self._safe_from, log_offset + size)
         self._last_slot_ms = max(self._last_slot_ms, slot_ms)
         self.pending += count
         self.counts.add(topic, count, now_ms)
@@ -395,7 +397,7 @@ class Timers:
             self._blocked_ms = now_ms + RETRY_MS
             return False
         self._is_refused = False
-        self._delivered_upto = done.end_offset
+        self._safe_from = max(self._safe_from, done.end_offset)
         if is_rolled:
             self._enter_upto = done.queue_offset + 1
         self.delivered += not is_rolled
@@ -426,7 +428,7 @@ class Timers:
             self._flush_ms = now_ms + self._flush_interval_ms
             if self._proof is None:
                 check = self._next_check(now_ms)
-                self._proof = _Proof(check, self._delivered_upto)
+                self._proof = _Proof(check, self._safe_from)
                 targets = self._log.take_dirty()
                 if self._wheel is not None and self._wheel.is_dirty:
                     self._wheel.is_dirty = False

@@ -140,6 +140,7 @@ def settings(seed: int, broker: int, faults: tuple[str, ...]) -> dict[str, Any]:
     precision_ms = 1_000 if "step" in faults else rng.choice((100, 1_000))
     return {
         "delay_levels": kind_levels.LEVELS,
+        "save_delays_ms": rng.choice((50, 1_000, 10_000)),
         "transaction_timeout_ms": rng.choice((200, 1_000)),
         "transaction_check_interval_ms": rng.choice((200, 1_000)),
         "transaction_check_max": rng.choice((2, 5, 15)),

@@ -3,7 +3,7 @@
 Owns: the command line and what it prints. One rule: a failure ends with the one line that plays it
 again, and says which commit it was.
 
-    --seed N         one seed; --trace prints every event of it
+    --seed N         one seed; --trace prints every event of it, --plain plays plain messages only
     --seconds S      fresh seeds for so long, in this process
     --soak           fresh seeds until Ctrl-C, in one process per core
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.testing.cluster import Cluster, Outcome
-from cometmq.testing.swarm import Swarm
+from cometmq.testing.swarm import Swarm, draw
 
 PROGRESS_S = 10.0
 STUCK_S = 180.0  # a seed takes about a second; one that takes this long never ends
@@ -282,6 +282,9 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--seed", type=int, help="play this one seed")
     what.add_argument("--seconds", type=float, help="play fresh seeds for so long")
     what.add_argument("--soak", action="store_true", help="play fresh seeds until Ctrl-C")
+    parser.add_argument(
+        "--plain", action="store_true", help="--seed without the message kinds that it draws"
+    )
     parser.add_argument("--trace", action="store_true", help="print every event of --seed")
     parser.add_argument("--first", type=int, help="the first of the fresh seeds (default: by time)")
     parser.add_argument("--count", type=int, default=2**62, help="so many seeds at most")
@@ -294,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        return _show(options.seed, is_traced=options.trace)
+        return _show(options.seed, is_traced=options.trace, is_plain=options.plain)
     first = options.first if options.first is not None else fresh()
     print(f"commit {commit()}, seeds from {first} on", flush=True)
     if options.soak:
@@ -309,8 +312,9 @@ def main(arguments: list[str] | None = None) -> int:
     return bool(tally.failed)
 
 
-def _show(seed: int, *, is_traced: bool) -> int:
-    outcome = run_seed(seed, trace=print if is_traced else None)
+def _show(seed: int, *, is_traced: bool, is_plain: bool) -> int:
+    swarm = draw(seed, kinds=()) if is_plain else draw(seed)
+    outcome = run_seed(seed, swarm, trace=print if is_traced else None)
     print(
         f"seed {outcome.seed} hash {outcome.trace_hash} events {outcome.events} "
         f"virtual_ms {outcome.virtual_ms} sent {outcome.sent} acked {outcome.acked} "

@@ -160,3 +160,31 @@ def test_many_at_once_do_not_stop_the_broker(bench: Bench) -> None:
     bench.advance(1_000)
     assert bench.store.max_offset("T", 0) == 1_200
     assert bench.ticks - before >= 3, "delivered in one turn"
+
+
+def test_what_is_delivered_is_noted_when_it_is_durable(benches: Benches) -> None:
+    """Noted before, a power loss takes the message and leaves the note."""
+    bench = benches(flush="SYNC_FLUSH", save_delays_ms=10)
+    bench.create_topic()
+    later(bench, b"x", 1)
+    bench.keeps_flushes = True
+    bench.advance(1_500)
+    assert bench.broker.delay.delivered == 1
+    assert bench.files.read("config/delayOffset.json") is None
+    bench.flush()
+    bench.advance(100)
+    stored = fastjson.loads(bench.files.read("config/delayOffset.json") or b"")
+    assert stored["offsetTable"] == {"1": 1}
+
+
+def test_a_level_that_stands_beyond_its_end_skips_nothing(benches: Benches) -> None:
+    """As RocketMQ leaves it when a power loss takes what it had delivered."""
+    bench = benches()
+    bench.create_topic()
+    bench.stop()
+    bench.close()
+    bench.files.replace("config/delayOffset.json", b'{"offsetTable":{1:7}}')
+    again = benches(now_ms=bench.now_ms)
+    later(again, b"x", 1)
+    again.advance(1_000)
+    assert seen(again) == [b"x"]

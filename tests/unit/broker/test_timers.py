@@ -767,3 +767,35 @@ def test_nothing_is_saved_while_nothing_happens(bench: Bench) -> None:
     bench.saved.clear()
     bench.advance(60_000)
     assert [one.name for one in bench.saved if "timer" in one.name] == []
+
+
+# ------------------------------------------------------------- found by the simulated cluster
+
+
+@pytest.mark.parametrize("down_ms", [500, 4_000, 7_500, 9_000, 30_000])
+def test_a_recall_holds_through_rolls_and_a_crash(benches: Benches, down_ms: int) -> None:
+    """The marker rolls on its way like any other; a slot that was over when it came back was read
+    before the marker had entered it."""
+    how: dict[str, Any] = {"is_recall_enabled": True, "timer_window_slots": 3}
+    bench = benches(**how)
+    handle = bench.sent(props=after(9_000, UNIQ_KEY="K")).ext["recallHandle"]
+    bench.advance(1_000)
+    assert recalled(bench, handle).code == 0
+    bench.advance(300)
+    bench.crash()
+    again = benches(now_ms=bench.now_ms + down_ms, **how)
+    again.advance(15_000)
+    assert delivered(again) == []
+
+
+def test_the_checkpoint_waits_for_the_messages_that_its_units_stand_for(benches: Benches) -> None:
+    """Else a power loss takes the message, and the unit speaks for whatever comes to its place."""
+    bench = benches(flush="ASYNC_FLUSH")
+    bench.keeps_flushes = True
+    bench.sent(props=after(60_000, UNIQ_KEY="K"))
+    bench.advance(2_500)
+    assert bench.broker.timers.pending == 1
+    assert check_of(bench)[1:3] == (0, 0)
+    bench.flush()
+    bench.advance(2_500)
+    assert check_of(bench)[1:3] == (52, 1)

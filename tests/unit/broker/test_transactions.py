@@ -1141,3 +1141,19 @@ def test_marks_pass_over_many_at_once() -> None:
         marks.mark(number)
     assert marks.next_clear(5, 200_000) == 100_000
     assert marks.next_clear(5, 90_000) == 90_000
+
+
+def test_a_half_is_left_behind_when_its_commit_is_durable(benches: Benches) -> None:
+    """Left behind before, a power loss takes the commit, and nobody asks about the half again."""
+    bench = benches(
+        flush="SYNC_FLUSH", transaction_timeout_ms=100, transaction_check_interval_ms=100
+    )
+    one = begin(bench, key="K")
+    bench.keeps_flushes = True
+    bench.turn((bench.conn, bench.frame(C.END_TRANSACTION, end_ext(one), flag=FLAG_ONEWAY)))
+    bench.advance(1_000)
+    assert bench.broker.half.offset == 1
+    assert bench.broker.offsets.get(HALF, half_module.GROUP, 0) in (None, 0)
+    bench.flush()
+    bench.advance(200)
+    assert bench.broker.offsets.get(HALF, half_module.GROUP, 0) == 1
