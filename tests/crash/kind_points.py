@@ -232,7 +232,9 @@ def before_answer(prefix: str, code: int) -> Install:
     def install(trap: Trap) -> None:
         from cometmq.broker.broker import Broker
 
-        def is_it(broker: Any, call: Any, reply: Any, end_offset: int, topic: str, **_: Any) -> bool:
+        def is_it(
+            broker: Any, call: Any, reply: Any, end_offset: int, topic: str, **_: Any
+        ) -> bool:
             return call.frame.code == code and topic.startswith(prefix)
 
         before(Broker, "acknowledge", trap, is_it)

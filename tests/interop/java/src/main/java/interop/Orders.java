@@ -118,11 +118,14 @@ final class Orders {
             }
             run.equal("order in queue " + queue.getKey(), wanted, queue.getValue());
         }
+        run.equal("messages handled", 19, tried.count());
+        if (run.number("is-dead-letter-delayed", 0) == 1) {
+            return;
+        }
         String dead = "%DLQ%" + run.group;
         run.await("a dead letter", 20, () -> run.total(dead) == 1);
         List<MessageExt> letters = run.stored(run.queues(dead).get(0));
         run.equal("the dead letter", List.of("step-8"), run.bodies(letters));
-        run.equal("messages handled", 19, tried.count());
         run.fact("dead_count", letters.get(0).getReconsumeTimes());
     }
 
