@@ -200,6 +200,17 @@ class KindCheck:
             return self.ledger.steps_seen.get(one.queue_id, -1) >= one.queue_offset
         return True
 
+    def last_due_ms(self) -> int:
+        """When the last of all that ever waited is due."""
+        due_ms = 0
+        for records in self.by_number.values():
+            for one in records:
+                if one.topic == SCHEDULE_TOPIC:
+                    due_ms = max(due_ms, one.store_ms + LEVELS_S[one.queue_id] * 1000)
+                elif one.topic == TIMER_TOPIC:
+                    due_ms = max(due_ms, int(one.properties["TIMER_DELIVER_MS"]))
+        return due_ms
+
     def copy_count(self) -> int:
         """All that was ever delivered later."""
         return sum(

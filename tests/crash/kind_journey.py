@@ -17,6 +17,7 @@ from kind_check import KindCheck
 from kinds import SETTINGS, KindLoad, Ledger, now_ms
 
 DRAIN_TIMEOUT_S = 60.0
+DUE_MS = 300  # after its time a message is there
 LOOKS = 20
 SETTLED_S = 1.0  # longer than any save that a clean stop might have forgotten
 
@@ -68,7 +69,7 @@ class KindJourney(Journey):
                     program.process.send_signal(signal.SIGCONT)
             if not found.faults or not left or program is None:
                 break
-            time.sleep(0.02)
+            time.sleep(0.02 * (LOOKS - left))
         assert found.faults == [], "\n".join(found.faults)
         return KindCheck(self.ledger, found, self.boots)
 
@@ -79,10 +80,7 @@ class KindJourney(Journey):
         """Everything comes to its end; after a clean stop nothing comes twice."""
         program = self.start_and_check()
         load = KindLoad(program.broker, self.ledger, is_draining=True)
-        give_up = time.monotonic() + DRAIN_TIMEOUT_S
-        while left := self._look(program).open_ends():
-            assert time.monotonic() < give_up, f"{len(left)} are left at {now_ms()}: {left[:5]}"
-            time.sleep(0.3)
+        self._drain(program)
         load.stop()
         self.check(program)
         assert program.stop() == 0, program.error_text()
@@ -95,6 +93,20 @@ class KindJourney(Journey):
         assert program.stop() == 0, program.error_text()
         self.close()
         TALLY.acked += self.ledger.acked_count
+
+    def _drain(self, program: Victim) -> None:
+        """Until all that was promised has come, and nothing waits: neither what was stored twice
+        on both sides of a kill, nor what nobody promised."""
+        give_up = time.monotonic() + DRAIN_TIMEOUT_S
+        last_end = -1
+        while True:
+            looked = self._look(program)
+            left, log_end = looked.open_ends(), looked.found.log_end
+            if not left and log_end == last_end and now_ms() > looked.last_due_ms() + DUE_MS:
+                return
+            assert time.monotonic() < give_up, f"{len(left)} are left at {now_ms()}: {left[:5]}"
+            last_end = log_end
+            time.sleep(0.5)
 
 
 def _written_end(store: Path) -> int:

@@ -1,8 +1,8 @@
 """Clients of every message kind on one broker, and what they were promised.
 
-Owns: Ledger, the truth of a crash test of kinds, and the threads that write it. One rule: an attempt
-is noted before it is made, a promise after its answer has arrived; what a message is to become
-(its level, its time, its fate) is decided when it gets its number and never changes.
+Owns: Ledger, the truth of a crash test of kinds, and the threads that write it. One rule: an
+attempt is noted before it is made, a promise after its answer has arrived; what a message is to
+become (its level, its time, its fate) is decided when it gets its number and never changes.
 
     delayed    a delay level                        work       failed by its consumer, some always
     timed      any time; some taken back            orders     transactions: commit, rollback, open
@@ -329,7 +329,7 @@ class KindLoad:
             else:
                 self._refused("back", answer)
 
-    # ------------------------------------------------------------------------------- order and locks
+    # ------------------------------------------------------------------------------ order and locks
 
     def _step(self, name: str, rng: random.Random) -> None:
         """One of two members that fight for two queues: who has the lock goes on where the other
@@ -373,7 +373,7 @@ class KindLoad:
         if following > offset:
             _commit(remote, ORDERED, place, following)
 
-    # ------------------------------------------------------------------------------ request and reply
+    # ---------------------------------------------------------------------------- request and reply
 
     def _ask(self, rng: random.Random) -> None:
         """A client that asks, and one that answers it through the broker."""

@@ -1,10 +1,10 @@
 """Delayed and failed messages in a store that changes hands: the next server carries them on.
 
 The first owner delivers a quick level, keeps a slow one waiting, has messages sent back once and
-twice, and makes a dead letter; it stops, cleanly or by kill -9. The second delivers what waits, takes
-back what fails again, and makes dead letters of what has failed too often; the third the same with
-what the second left. Nothing is early, counts and origins are right, and after a clean stop all
-comes exactly once.
+twice, and makes a dead letter; it stops, cleanly or by kill -9. The second delivers what waits,
+takes back what fails again, and makes dead letters of what has failed too often; the third the same
+with what the second left. Nothing is early, counts and origins are right, and after a clean stop
+all comes exactly once.
 """
 
 import time
@@ -204,7 +204,7 @@ def check_works(remote: Remote, story: Story) -> None:
         assert table["colour"] == "blue"
 
 
-# ------------------------------------------------------------------------------------ what clients do
+# ---------------------------------------------------------------------------------- what clients do
 
 
 def now_ms() -> int:

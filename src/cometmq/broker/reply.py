@@ -67,6 +67,9 @@ def send_reply(broker: Broker, call: Call) -> Reply | None:
 
 def _push(broker: Broker, call: Call, header: SendHeader, client: Client, reply: Reply) -> None:
     peer = broker.peers[call.conn]
+    text = header.properties or ""
+    if text and not text.endswith(properties.VALUE_END):  # as clients of 4.9 send them
+        text += properties.VALUE_END
     pushed = headers.PushReplyHeader(
         producerGroup=header.producerGroup,
         topic=header.topic,
@@ -79,7 +82,7 @@ def _push(broker: Broker, call: Call, header: SendHeader, client: Client, reply:
         bornHost=peer.address,
         storeHost=broker.address,
         storeTimestamp=call.now_ms,
-        properties=(header.properties or "") + f"{PUSH_TIME}\x01{call.now_ms}\x02",
+        properties=text + f"{PUSH_TIME}\x01{call.now_ms}\x02",
         reconsumeTimes=header.reconsumeTimes,
         unitMode=header.unitMode,
     )

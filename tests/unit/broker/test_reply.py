@@ -43,6 +43,17 @@ def test_a_reply_reaches_who_asked_and_its_sender_is_told(bench: Bench, asker: i
     assert bodies_of(bench.pull(TOPIC)) == [b"yes"], "stored as well"
 
 
+def test_properties_without_an_end_stay_whole(bench: Bench, asker: int) -> None:
+    """Clients of 4.9 leave out the last mark, and the id that is waited for may be the last."""
+    last = {"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "42"}
+    ext = bench.send_ext(TOPIC, props=last)
+    ext["i"] = str(ext["i"]).removesuffix("\x02")
+    bench.post(C.SEND_REPLY_MESSAGE_V2, ext, b"yes")
+    (pushed,) = bench.requests_to(asker)
+    told = properties.parse(pushed.ext["properties"])
+    assert told == {**last, "PUSH_REPLY_TIME": str(bench.now_ms)}
+
+
 def test_without_storing_it_has_no_place(benches: Benches) -> None:
     bench = benches(is_reply_stored=False)
     conn = bench.connect()

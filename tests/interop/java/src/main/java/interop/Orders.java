@@ -11,8 +11,11 @@ import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.exception.RemotingException;
 
 /** Ordered consumption that is disturbed: by failures, by a new member, by a broker that restarts. */
 final class Orders {
@@ -115,11 +118,14 @@ final class Orders {
             }
             run.equal("order in queue " + queue.getKey(), wanted, queue.getValue());
         }
+        run.equal("messages handled", 19, tried.count());
+        if (run.number("is-dead-letter-delayed", 0) == 1) {
+            return;
+        }
         String dead = "%DLQ%" + run.group;
         run.await("a dead letter", 20, () -> run.total(dead) == 1);
         List<MessageExt> letters = run.stored(run.queues(dead).get(0));
         run.equal("the dead letter", List.of("step-8"), run.bodies(letters));
-        run.equal("messages handled", 19, tried.count());
         run.fact("dead_count", letters.get(0).getReconsumeTimes());
     }
 
@@ -143,24 +149,35 @@ final class Orders {
         run.fact("repeated", steps.repeated);
     }
 
-    /** The broker goes away, cleanly or not, and comes back, when the file `marker` appears. */
+    /**
+     * The broker goes away, cleanly or not, and comes back, when the file `marker` appears; its name
+     * server does not come back to the same place, so all that is needed is asked for before.
+     */
     static void restart(Run run) throws Exception {
         run.createTopic(run.topic, QUEUES);
         Steps steps = new Steps();
         List<MessageQueue> queues = run.queues(run.topic);
-        run.equal("queues", QUEUES, queues.size());
-        Consumes.sendToAllQueues(run, "early", COUNT);
+        DefaultMQProducer producer = run.producer();
+        for (int i = 0; i < COUNT; i++) {
+            producer.send(
+                Run.message(run.topic, "early", "", "early-" + i), queues.get(i % QUEUES));
+        }
         member(run, steps, 40);
         run.await("some handled", Run.PUSH_SECONDS, () -> steps.count() > COUNT / 4);
         Files.createFile(Path.of(run.option("marker")));
         Path back = Path.of(run.option("marker") + ".back");
         run.await("the broker is back", 100, () -> Files.exists(back));
-        run.await("early ones handled", 70, () -> steps.count() >= COUNT);
-        run.await("late ones sent", 40, () -> {
-            run.total(run.topic);
-            return true;
-        });
-        Consumes.sendToAllQueues(run, "late", COUNT);
+        for (int i = 0; i < COUNT; i++) {
+            Message message = Run.message(run.topic, "late", "", "late-" + i);
+            MessageQueue queue = queues.get(i % QUEUES);
+            run.await("a send", 40, () -> {
+                try {
+                    return producer.send(message, queue).getQueueOffset() > 0;
+                } catch (RemotingException early) {
+                    return false;
+                }
+            });
+        }
         run.await("all handled", 70, () -> steps.count() == 2 * COUNT);
         run.equal("steps out of order", List.of(), steps.faults);
         run.fact("repeated", steps.repeated);
