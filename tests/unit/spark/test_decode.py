@@ -78,7 +78,9 @@ NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "WAIT", "x", "é", "KEY", "
 VALUES = st.text(max_size=12) | st.sampled_from(["", "a\x01b", "k1 k2", "\x02"])
 PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(
     lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)
-) | st.sampled_from(["", "broken", "TAGS\x01a", "\x02\x02", "a\x01b\x02c", "TAGS\x01a\x02TAGS\x01b\x02"])
+) | st.sampled_from(
+    ["", "broken", "TAGS\x01a", "\x02\x02", "a\x01b\x02c", "TAGS\x01a\x02TAGS\x01b\x02"]
+)
 PLAIN = st.dictionaries(
     st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "x"]), st.text("abc é", min_size=1, max_size=9)
 ).map(wire.build)

@@ -106,7 +106,12 @@ def test_a_batch_has_no_triggers(name: str, value: str) -> None:
 
 
 def test_times_are_milliseconds_or_iso_and_without_a_zone_utc() -> None:
-    texts = ("1772366400000", "2026-03-01T12:00:00", "2026-03-01T13:00:00+01:00", "2026-03-01 12:00")
+    texts = (
+        "1772366400000",
+        "2026-03-01T12:00:00",
+        "2026-03-01T13:00:00+01:00",
+        "2026-03-01 12:00",
+    )
     for text in texts:
         assert SourceOptions.parse({**GOOD, "startingTimestamp": text}).start == 1772366400000
 
