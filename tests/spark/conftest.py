@@ -17,11 +17,11 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from streams import Stream
+from streams import Stream  # noqa: E402
 
-from cometmq import Message, MessageQueue, Producer
-from cometmq.testing.local import LocalBroker
-from programs import Program
+from cometmq import Message, MessageQueue, Producer  # noqa: E402
+from cometmq.testing.local import LocalBroker  # noqa: E402
+from programs import Program  # noqa: E402 - found by the line above, as those below
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
