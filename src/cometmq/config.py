@@ -60,6 +60,8 @@ class BrokerConfig(msgspec.Struct, frozen=True):
     transaction_op_bytes: int = 4096
     transaction_op_interval_ms: int = 0
     sync_flush_timeout_ms: int = 5_000
+    max_producer_sequences: int = 100_000
+    producer_sequence_hours: int = 168
     # pulling
     is_long_polling_enabled: bool = True
     short_polling_ms: int = 1_000
@@ -205,6 +207,8 @@ BROKER_KEYS: tuple[Key, ...] = (
     Key("transactionOpBatchInterval", "transaction_op_interval_ms", "ms in which ends of transactions are gathered into one record, to which a crash forgets them; 0: each is written in one piece with its message, and RocketMQ 4.9 can read it; RocketMQ's own default is 3000", 0, 60_000, is_live=True),
     Key("transactionOpMsgMaxSize", "transaction_op_bytes", "bytes of such a record; more are written at once", 1, 65_536, is_live=True),
     Key("syncFlushTimeout", "sync_flush_timeout_ms", "ms until a synchronous flush answers FLUSH_DISK_TIMEOUT", 1, 600_000, is_live=True),
+    Key("maxProducerSequences", "max_producer_sequences", "producers that number their messages (PRODUCER_SEQ), counted per queue; one more is refused", 1, 10_000_000, is_ours=True),
+    Key("producerSequenceHours", "producer_sequence_hours", "hours after which a producer that sent nothing to a queue is forgotten there", 1, 87_600, is_ours=True),
     Key("longPollingEnable", "is_long_polling_enabled", "hold pulls until a message arrives", is_live=True),
     Key("shortPollingTimeMills", "short_polling_ms", "hold in ms when long polling is off", 1, 600_000, is_live=True),
     Key("litePullMessageEnable", "is_lite_pull_enabled", "serve lite pull consumers", is_live=True),

@@ -8,7 +8,7 @@ everything else may import this file, this file imports nothing of ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import NewType
 
@@ -36,7 +36,9 @@ class Message(msgspec.Struct):
 
     `tags`: one tag, which consumers filter by. `keys`: words to find it by later, one text with
     spaces between them or a list. `sharding_key`: messages with the same one go to the same queue.
-    `delay_level` (1 to 18) or `deliver_at`: not before. `unique_id`: made when it is sent unless
+    `delay_level` (1 to 18) or `deliver_at`: not before. `ttl`: consumers get it within this time
+    after it was stored (or delivered, if it was delayed), or not at all; CometMQ's brokers only.
+    `unique_id`: made when it is sent unless
     you give one; a resent message keeps it, so that consumers can tell a duplicate.
     """
 
@@ -52,6 +54,7 @@ class Message(msgspec.Struct):
     unique_id: str = ""
     waits_for_storage: bool = True
     """False: acknowledged without waiting for the disk or for replicas (property WAIT)."""
+    ttl: timedelta | None = None
 
 
 class SendStatus(Enum):
@@ -77,6 +80,8 @@ class SendResult(msgspec.Struct, frozen=True):
     region: str = "DefaultRegion"
     is_traced: bool = True
     """False: the broker does not want it in the message trace (its traceOn)."""
+    is_duplicate: bool = False
+    """The broker had it already and stored nothing: these are the places of the first one."""
 
 
 class NewMessage(msgspec.Struct, gc=False):

@@ -80,6 +80,8 @@ cdef enum:
     BORN_V6 = 0x10
     STORE_V6 = 0x20
 
+    MAY_EXPIRE = 0x40  # in the highest byte of a record's flags: it may be too late for it
+
     UNIT_BYTES = 20
     PAGE_BYTES = 4096
     BLANK_BYTES = 8
@@ -1052,7 +1054,7 @@ cdef class Hot:
             if name_size == 0 or value_size == 0:
                 return False
             if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
-                if memcmp(name, b"TIMER_", 6) == 0:
+                if memcmp(name, b"TIMER_", 6) == 0 or is_name(name, name_size, "PRODUCER_SEQ", 12):
                     return False
                 if ends_with(name, name_size, "TRACE_ON", 8) or ends_with(
                     name, name_size, "CLUSTER", 7
@@ -1082,6 +1084,7 @@ cdef class Hot:
                     return False
             elif (
                 is_name(name, name_size, "DELAY", 5)
+                or is_name(name, name_size, "TTL_MS", 6)
                 or is_name(name, name_size, "TRAN_MSG", 8)
                 or (name_size >= 6 and memcmp(name, b"TIMER_", 6) == 0)
                 or ends_with(name, name_size, "MSG_REGION", 10)
@@ -1600,7 +1603,7 @@ cdef class Hot:
                     continue
             unit += UNIT_BYTES
             part = self.record_at(log_offset, size)
-            if part == NULL:
+            if part == NULL or part[36] & MAY_EXPIRE:
                 return False
             parts[count] = part
             sizes[count] = <int32_t>size

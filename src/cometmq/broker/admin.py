@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq import config as settings
-from cometmq.broker import names
+from cometmq.broker import dedup, expired, names
 from cometmq.broker.group_configs import group_to_wire
 from cometmq.broker.topics import alter_attributes, check_shape
 from cometmq.errors import ConfigError, RequestRefused
@@ -95,6 +95,8 @@ def _put_topics(broker: Broker, topics: list[TopicConfig], call: Call) -> None:
                 f"{topic.topicName!r} is a system topic of this broker and can't be changed",
             )
         check_shape(topic)
+        dedup.check_attribute(topic, is_indexed=broker.store.config.index_enabled)
+        expired.check_attribute(topic, broker.config)
     room = broker.topics.limit - len(broker.topics.table)
     if sum(broker.topics.get(topic.topicName) is None for topic in topics) > room:
         broker.topics.refused_by_limit += 1
@@ -122,6 +124,9 @@ def delete_topic(broker: Broker, call: Call) -> Reply:
     broker.store.delete_topic(header.topic)
     broker.offsets.forget_topic(header.topic, call.now_ms)
     broker.stats.forget_topic(header.topic)
+    broker.dedup.forget_topic(header.topic)
+    broker.expired.forget_topic(header.topic)
+    broker.sequences.forget_topic(header.topic, broker.store.max_log_offset, call.now_ms)
     return Reply()
 
 

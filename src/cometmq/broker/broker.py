@@ -15,8 +15,10 @@ from typing import Protocol, cast
 
 import msgspec
 
-from cometmq.broker import heartbeat, names, pull
+from cometmq.broker import heartbeat, names, pull, ttl
+from cometmq.broker.dedup import Dedup
 from cometmq.broker.delay import Delay
+from cometmq.broker.expired import Expired
 from cometmq.broker.group_configs import GroupConfigs
 from cometmq.broker.half import Half
 from cometmq.broker.holds import Holds
@@ -25,6 +27,7 @@ from cometmq.broker.members import Members
 from cometmq.broker.offsets import Offsets
 from cometmq.broker.registration import NameServers
 from cometmq.broker.requests import TABLE
+from cometmq.broker.sequences import Sequences
 from cometmq.broker.sql_filters import SqlFilters
 from cometmq.broker.state import StateFile
 from cometmq.broker.stats import Stats, Traffic
@@ -151,7 +154,17 @@ class Broker:
         )
         self.half = Half(store, self.offsets)
         self.timers = Timers(config, store, now_ms)
-        self._parts: tuple[Part, ...] = (self.delay, self.timers, self.sql_filters, self.half)
+        self.dedup = Dedup()
+        self.sequences = Sequences(config, store, now_ms)
+        self.expired = Expired(store, now_ms)
+        self._parts: tuple[Part, ...] = (
+            self.delay,
+            self.timers,
+            self.sql_filters,
+            self.half,
+            self.sequences,
+            self.expired,
+        )
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
         self.is_stopping = False
@@ -388,6 +401,8 @@ class Broker:
             pull.resume(self, hold, now_ms, out)
         self.name_servers.leave(self, now_ms, out)
         self.half.stop(self, now_ms)
+        if self.expired.is_waiting:
+            self.store.hurry_log(now_ms)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)
@@ -397,6 +412,8 @@ class Broker:
         if not self.is_stopping:
             return False
         if self._parked and not self.store.read_only_reason:
+            return False
+        if self.expired.is_waiting and not self.store.read_only_reason:
             return False
         if any(birth.waiting for birth in self._births.values()):
             return False
@@ -522,6 +539,7 @@ class Broker:
         topic = message.topic
         if not is_due and not self.delay.redirect(message):
             self.timers.redirect(self.config, message, now_ms)
+        ttl.stamp(message, now_ms)
         stored = self.store.append(message, now_ms)
         self.stats.put(topic, 1, stored.size)
         self.is_plan_old = True
@@ -535,6 +553,7 @@ class Broker:
         topic = message.topic
         if not is_due and not self.delay.redirect(message):
             self.timers.redirect(self.config, message, now_ms)
+        ttl.stamp(message, now_ms)
         one, two = self.store.append_batch([message, second], now_ms)
         self.stats.put(topic, 1, one.size)
         self.stats.put(second.topic, 1, two.size)

@@ -45,8 +45,11 @@ NOT_FOR_CLIENTS = frozenset(
 )
 """Topics that clients may not send to."""
 
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""Operators look at messages as this group."""
+
 BUILT_IN_GROUPS = (
-    "TOOLS_CONSUMER",
+    TOOLS_GROUP,
     "FILTERSRV_CONSUMER",
     "SELF_TEST_C_GROUP",
     "CID_ONS-HTTP-PROXY",

@@ -8,15 +8,16 @@ one), and a pull is held at most once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cometmq.broker import filters, names
+from cometmq.broker import filters, names, ttl
 from cometmq.broker.filters import Filter, RetryFilter
 from cometmq.broker.holds import Hold
 from cometmq.errors import RequestRefused
 from cometmq.ports import Out
 from cometmq.requests import Call, Reply
-from cometmq.store.results import FetchStatus
+from cometmq.store.results import Fetched, FetchStatus
 from cometmq.wire.codes import Perm, PullFlag, RequestCode, ResponseCode
 from cometmq.wire.headers import PullHeader
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
 
 MAX_HOLD_MS = 60_000  # a client may ask for more; nobody's request timeout is that long
+
+MOST_LEAPS = 64  # reads of one pull that find nothing but expired messages; then the client asks on
 
 _CODES = {
     FetchStatus.FOUND: ResponseCode.SUCCESS,
@@ -173,14 +176,7 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
     if reset is not None:
         ext = _ext(reset, store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
         return Reply(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", ext)
-    fetched = store.fetch(
-        topic,
-        queue_id,
-        header.queueOffset,
-        header.maxMsgNums,
-        _accept(broker, wants),
-        max_scan=wants.max_scan,
-    )
+    fetched = _fetch(broker, header, wants, now_ms)
     status = fetched.status
     if status in (FetchStatus.NO_MESSAGE_IN_QUEUE, FetchStatus.NO_MATCHED_LOGIC_QUEUE):
         is_start = header.queueOffset == 0
@@ -199,6 +195,34 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
     else:
         stats.counters.get_miss += 1
     return Reply(code, status.name, ext, fetched.body)
+
+
+def _fetch(broker: Broker, header: PullHeader, wants: Filter, now_ms: int) -> Fetched:
+    """Read the queue from the pull's offset on, and beyond messages whose time is over."""
+    topic, offset, kept_back = header.topic, header.queueOffset, 0
+    accept = _accept(broker, wants)
+    is_stale = None if header.consumerGroup == names.TOOLS_GROUP else partial(_is_stale, now_ms)
+    for _ in range(MOST_LEAPS):
+        fetched = broker.store.fetch(
+            topic,
+            header.queueId,
+            offset,
+            header.maxMsgNums,
+            accept,
+            max_scan=wants.max_scan,
+            is_stale=is_stale,
+        )
+        kept_back += fetched.stale
+        offset = fetched.next_offset
+        if fetched.count or not fetched.stale or offset >= fetched.max_offset:
+            break
+    if kept_back:
+        broker.stats.kept_back(topic, kept_back)
+    return fetched
+
+
+def _is_stale(now_ms: int, view: memoryview) -> bool:
+    return ttl.is_stale(view, now_ms)
 
 
 def _accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cometmq.broker import names
+from cometmq.broker import names, ttl
 from cometmq.broker.delay import renewed
 from cometmq.errors import RequestRefused, StoreError
 from cometmq.message import NewMessage
@@ -53,7 +53,11 @@ def send_back(broker: Broker, call: Call) -> Reply | None:
             f"no message at log offset {header.offset} on {config.name}; it may have expired",
         )
     stored = record.decode(raw)
+    if ttl.is_over(stored.properties, call.now_ms):
+        broker.stats.kept_back(stored.topic, 1)
+        return Reply()  # nobody is to get it any more
     table = properties.parse(stored.properties)
+    table.pop(properties.PRODUCER_SEQ, None)  # of the first one alone
     table.setdefault(properties.RETRY_TOPIC, stored.topic)
     table.setdefault(
         properties.ORIGIN_MESSAGE_ID, message_id.offset_id(stored.store_host, stored.log_offset)
@@ -115,7 +119,8 @@ def most_times(group: GroupConfig, asked: int | None, version: int) -> int:
 
 
 def note_death(table: dict[str, str], topic: str, text: str) -> None:
-    """Where a dead letter came from; kept if it says so already."""
+    """Where a dead letter came from, kept if it says so already; and it lives on."""
+    ttl.forget(table)
     table.setdefault("DLQ_ORIGIN_TOPIC", table.get(properties.RETRY_TOPIC, topic))
     origin = properties.get(text, properties.UNIQUE_KEY)
     if origin is not None:

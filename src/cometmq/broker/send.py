@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cometmq.broker import names, recall, retry, timed
+from cometmq.broker import dedup, names, recall, retry, sequences, timed, ttl
 from cometmq.broker.half_records import as_half
 from cometmq.errors import (
     BodyError,
@@ -22,10 +22,12 @@ from cometmq.errors import (
 )
 from cometmq.message import NewMessage
 from cometmq.requests import Call, Reply
+from cometmq.store.results import Appended
 from cometmq.wire import message_id, properties, record
 from cometmq.wire.bodies import TopicConfig
 from cometmq.wire.codes import TRANSACTION_MASK, Perm, ResponseCode, SysFlag
 from cometmq.wire.headers import SendHeader
+from cometmq.wire.record import Piece
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
@@ -47,6 +49,7 @@ _LATER = (properties.DELAY, *_TIMED)
 _KINDS = (properties.HALF, properties.DELAY, "TIMER_")
 """A property text without any of these is an ordinary message; looking for text is cheap."""
 _REFUSED_BITS = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH | SysFlag.PREPARED
+_SEQUENCE_MARK = sequences.MARK.encode()
 _RESERVED_MARKS = tuple(name + properties.NAME_END for name in _RESERVED)
 
 
@@ -55,9 +58,10 @@ def send(broker: Broker, call: Call) -> Reply | None:
     header: SendHeader = call.header
     try:
         _check_busy(broker, call)
-        topic = check(broker, header, call)
+        pieces: list[Piece] = []
+        topic = check(broker, header, call, pieces)
         if header.batch:
-            return _store_batch(broker, call, header, topic)
+            return _store_batch(broker, call, header, topic, pieces)
         return _store_one(broker, call, header, topic)
     except RequestRefused as refused:
         broker.stats.counters.put_failed += 1
@@ -95,8 +99,14 @@ def _check_busy(broker: Broker, call: Call) -> None:
         )
 
 
-def check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
-    """Everything that may refuse a send before the store is asked; returns the topic."""
+def check(
+    broker: Broker, header: SendHeader, call: Call, pieces: list[Piece] | None = None
+) -> TopicConfig:
+    """Everything that may refuse a send before the store is asked; returns the topic.
+
+    `pieces`: takes the messages of a batch.
+    """
+    pieces = [] if pieces is None else pieces
     config, now_ms = broker.config, call.now_ms
     if now_ms < config.accept_sends_from_ms:
         raise RequestRefused(
@@ -129,7 +139,7 @@ def check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
             ResponseCode.MESSAGE_ILLEGAL, "batches can't go to a retry topic or a long topic name"
         )
     if header.batch:
-        _check_batch(broker, header, call.frame.body)
+        _check_batch(broker, header, call.frame.body, pieces)
     else:
         _check_kind(broker, header, call.now_ms)
         _check_size(broker, header, len(call.frame.body))
@@ -152,6 +162,7 @@ def check(broker: Broker, header: SendHeader, call: Call) -> TopicConfig:
             f"topic {header.topic!r} has no write queue on {config.name}",
         )
     if known is None:
+        _check_numbers(broker, header, call, pieces)
         _create(broker, topic, call)
     return topic
 
@@ -182,6 +193,8 @@ def is_half(header: SendHeader) -> bool:
 def _check_kind(broker: Broker, header: SendHeader, now_ms: int) -> None:
     """Message kinds that this version can't keep are refused, never stored as something else."""
     text = header.properties or ""
+    if ttl.MARK in text:
+        ttl.check(text)
     if not any(name in text for name in _KINDS):
         return
     if broker.config.rejects_transactions and is_half(header):
@@ -211,7 +224,7 @@ def _check_size(broker: Broker, header: SendHeader, body_bytes: int) -> None:
         )
 
 
-def _check_batch(broker: Broker, header: SendHeader, body: bytes) -> None:
+def _check_batch(broker: Broker, header: SendHeader, body: bytes, pieces: list[Piece]) -> None:
     """What may refuse a batch by its content, before a topic is made for it."""
     if header.sysFlag & TRANSACTION_MASK:
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch can't be transactional")
@@ -223,7 +236,10 @@ def _check_batch(broker: Broker, header: SendHeader, body: bytes) -> None:
         )
     if not body:
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    for piece in record.split_batch(body):
+    pieces.extend(record.split_batch(body))
+    for piece in pieces:
+        if ttl.MARK in piece.properties:
+            ttl.check(piece.properties)
         if not any(name in piece.properties for name in _KINDS):
             continue
         if (properties.get(piece.properties, properties.HALF) or "").lower() == "true":
@@ -235,6 +251,18 @@ def _check_batch(broker: Broker, header: SendHeader, body: bytes) -> None:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch can't be delayed ({name})"
                 )
+
+
+def _check_numbers(broker: Broker, header: SendHeader, call: Call, pieces: list[Piece]) -> None:
+    """No topic is made for messages whose numbers would be refused."""
+    if header.batch:
+        run = _run_of_batch(header, call, pieces)
+    else:
+        text = header.properties or ""
+        has_any = sequences.MARK in text
+        run = sequences.run_of(header.topic, header.queueId, [text]) if has_any else None
+    if run is not None:
+        broker.sequences.stored_already(header.topic, header.queueId, run, call.now_ms)
 
 
 def _new_topic(broker: Broker, header: SendHeader, *, is_retry: bool) -> TopicConfig:
@@ -279,15 +307,27 @@ def _create(broker: Broker, topic: TopicConfig, call: Call) -> None:
 def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfig) -> Reply | None:
     message, unique_key = new_message(broker, call, header, topic)
     text = message.properties
-    queue_id = message.queue_id
+    queue_id, now_ms = message.queue_id, call.now_ms
     if header.topic.startswith(names.RETRY_PREFIX):
         message = retry.limit_of_resend(broker, call, message, header.maxReconsumeTimes)
+    run = None
+    if sequences.MARK in text:
+        run = sequences.run_of(header.topic, header.queueId, [text])
+    is_compared = run is None and dedup.window_ms(topic) > 0
+    half = is_half(header)
+    if run is not None and broker.sequences.stored_already(header.topic, queue_id, run, now_ms):
+        return _numbered_before(broker, call, header, run, unique_key)
+    if is_compared:
+        first = broker.dedup.find(broker, topic, unique_key, now_ms, is_half=half)
+        if first is not None:
+            return _known_before(broker, call, header, [first], unique_key, text)
     try:
-        if is_half(header):
+        if half:
             as_half(message, unique_key)
         elif not broker.delay.redirect(message):
-            broker.timers.redirect(broker.config, message, call.now_ms)
-        stored = broker.store.append(message, call.now_ms)
+            broker.timers.redirect(broker.config, message, now_ms)
+        ttl.stamp(message, now_ms)
+        stored = broker.store.append(message, now_ms)
     except StoreError as error:
         raise _refusal(error) from None
     is_prepared = message.topic == names.HALF_TOPIC
@@ -304,26 +344,40 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
     handle = recall.handle_of(broker.config.name, message)
     if handle is not None:
         ext["recallHandle"] = handle
+    if run is not None:
+        broker.sequences.stored(header.topic, queue_id, run, stored, now_ms)
+        ext["sequenced"] = "true"
+    if is_compared:
+        broker.dedup.stored(header.topic, unique_key, queue_id, stored, is_half=is_prepared)
     return broker.acknowledge(call, Reply(ext=ext), stored.end_offset, header.topic, text=text)
 
 
 def _store_batch(
-    broker: Broker, call: Call, header: SendHeader, topic: TopicConfig
+    broker: Broker, call: Call, header: SendHeader, topic: TopicConfig, pieces: list[Piece]
 ) -> Reply | None:
     outer = header.properties or ""
-    queue_id = _queue(broker, header, topic)
+    queue_id, now_ms = _queue(broker, header, topic), call.now_ms
+    unique_key = properties.get(outer, properties.UNIQUE_KEY)
+    run = _run_of_batch(header, call, pieces)
+    if run is not None:
+        skipped = broker.sequences.stored_already(header.topic, queue_id, run, now_ms)
+        if skipped == run.count:
+            return _numbered_before(broker, call, header, run, unique_key)
+        pieces = pieces[skipped:]
+        run = sequences.Run(run.producer, run.batch, run.n + skipped, run.count - skipped)
     messages: list[NewMessage] = []
-    for piece in record.split_batch(call.frame.body):
+    keys: list[str] = []
+    for piece in pieces:
         message = _message(broker, call, header, queue_id)
         message.body = piece.body
         message.flag = piece.flag
-        message.properties, _ = _complete(broker, piece.properties, call.now_ms)
+        message.properties, key = _complete(broker, piece.properties, now_ms)
+        ttl.stamp(message, now_ms)
         messages.append(message)
-    try:
-        stored = broker.store.append_batch(messages, call.now_ms)
-    except StoreError as error:
-        raise _refusal(error) from None
-    broker.stats.put(header.topic, len(stored), sum(one.size for one in stored))
+        keys.append(key)
+    if run is None and dedup.window_ms(topic):
+        return _store_compared(broker, call, header, topic, messages, keys)
+    stored = _append_batch(broker, header.topic, messages, now_ms)
     if broker.teacher is not None:
         broker.teacher.sent(header, topic, queue_id)
     ids = (message_id.offset_id(broker.store_host, one.log_offset) for one in stored)
@@ -333,10 +387,97 @@ def _store_batch(
         "queueId": str(queue_id),
         "queueOffset": str(stored[0].queue_offset),
     }
-    unique_key = properties.get(outer, properties.UNIQUE_KEY)
     if unique_key is not None:
         ext["transactionId"] = unique_key
+    if run is not None:
+        broker.sequences.stored(header.topic, queue_id, run, stored[-1], now_ms)
+        ext["sequenced"] = "true"
     return broker.acknowledge(call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer)
+
+
+def _append_batch(
+    broker: Broker, topic: str, messages: list[NewMessage], now_ms: int
+) -> list[Appended]:
+    try:
+        stored = broker.store.append_batch(messages, now_ms)
+    except StoreError as error:
+        raise _refusal(error) from None
+    broker.stats.put(topic, len(stored), sum(one.size for one in stored))
+    return stored
+
+
+def _run_of_batch(header: SendHeader, call: Call, pieces: list[Piece]) -> sequences.Run | None:
+    if _SEQUENCE_MARK not in call.frame.body:
+        return None
+    return sequences.run_of(header.topic, header.queueId, [piece.properties for piece in pieces])
+
+
+def _store_compared(
+    broker: Broker,
+    call: Call,
+    header: SendHeader,
+    topic: TopicConfig,
+    messages: list[NewMessage],
+    keys: list[str],
+) -> Reply | None:
+    """A batch to a topic whose messages are compared: the new ones are stored, all are answered."""
+    found = broker.dedup.sift(broker, topic, keys, call.now_ms)
+    fresh = [message for message, known in zip(messages, found, strict=True) if known is None]
+    stored = iter(_append_batch(broker, header.topic, fresh, call.now_ms) if fresh else ())
+    firsts: list[dedup.First] = []
+    for key, message, known in zip(keys, messages, found, strict=True):
+        if known is None:
+            known = broker.dedup.stored(header.topic, key, message.queue_id, next(stored))
+        firsts.append(firsts[known] if isinstance(known, int) else known)
+    outer = header.properties or ""
+    unique_key = properties.get(outer, properties.UNIQUE_KEY)
+    return _known_before(broker, call, header, firsts, unique_key, outer, fresh_count=len(fresh))
+
+
+def _known_before(
+    broker: Broker,
+    call: Call,
+    header: SendHeader,
+    firsts: list[dedup.First],
+    unique_key: str | None,
+    text: str,
+    fresh_count: int = 0,
+) -> Reply | None:
+    """The answer that the first messages with these keys got, once it is as true again."""
+    duplicates = len(firsts) - fresh_count
+    broker.dedup.duplicates += duplicates
+    ids = (message_id.offset_id(broker.store_host, one.log_offset) for one in firsts)
+    ext = {
+        **broker.send_ext,
+        "msgId": ",".join(ids),
+        "queueId": str(firsts[0].queue_id),
+        "queueOffset": str(firsts[0].queue_offset),
+    }
+    if unique_key is not None:
+        ext["transactionId"] = unique_key
+    if duplicates and not fresh_count:
+        ext["duplicate"] = "true"
+    end_offset = max(one.end_offset for one in firsts)
+    return broker.acknowledge(call, Reply(ext=ext), end_offset, header.topic, text=text)
+
+
+def _numbered_before(
+    broker: Broker, call: Call, header: SendHeader, run: sequences.Run, unique_key: str | None
+) -> Reply | None:
+    """The answer to a request whose messages are all stored."""
+    last = broker.sequences.last(header.topic, header.queueId, run.producer)
+    ext = {
+        **broker.send_ext,
+        "msgId": message_id.offset_id(broker.store_host, last.log_offset),
+        "queueId": str(header.queueId),
+        "queueOffset": str(last.queue_offset),
+        "sequenced": "true",
+        "duplicate": "true",
+    }
+    if unique_key is not None:
+        ext["transactionId"] = unique_key
+    text = header.properties or ""
+    return broker.acknowledge(call, Reply(ext=ext), last.end_offset, header.topic, text=text)
 
 
 def new_message(

@@ -32,6 +32,7 @@ class Counters(msgspec.Struct):
     notifications: int = 0
     topics_created: int = 0
     dead_letters: int = 0
+    expired: int = 0
 
 
 class Traffic(msgspec.Struct):
@@ -55,6 +56,8 @@ class Stats:
         self.counters = Counters()
         self.topics: dict[str, Traffic] = {}
         self.groups: dict[tuple[str, str], Traffic] = {}
+        self.expired: dict[str, int] = {}
+        """By topic: how often a message was kept from a consumer because its time was over."""
         self._samples: deque[_Sample] = deque(maxlen=KEEP_SAMPLES)
         self.next_sample_ms = now_ms
 
@@ -105,6 +108,10 @@ class Stats:
         traffic.count += count
         traffic.size += size
 
+    def kept_back(self, topic: str, count: int) -> None:
+        self.counters.expired += count
+        self.expired[topic] = self.expired.get(topic, 0) + count
+
     def of_topic(self, topic: str) -> Traffic:
         traffic = self.topics.get(topic)
         if traffic is None:
@@ -119,5 +126,6 @@ class Stats:
 
     def forget_topic(self, topic: str) -> None:
         self.topics.pop(topic, None)
+        self.expired.pop(topic, None)
         for key in [key for key in self.groups if key[0] == topic]:
             del self.groups[key]

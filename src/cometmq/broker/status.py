@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq import __version__
+from cometmq.broker.stats import Traffic
 from cometmq.errors import RequestRefused
 from cometmq.ports import Send
 from cometmq.requests import Call, Reply
@@ -139,6 +140,14 @@ def own_figures(broker: Broker) -> dict[str, object]:
         "cometmqTimersDelivered": broker.timers.delivered,
         "cometmqTimersRecalled": broker.timers.recalled,
         "cometmqTimersLost": broker.timers.lost,
+        "cometmqExpiredSkipped": counters.expired,
+        "cometmqExpiredMoved": broker.expired.moved,
+        "cometmqExpiredUnmovable": broker.expired.unmovable,
+        "cometmqDuplicateKeys": broker.dedup.duplicates,
+        "cometmqProducerSequences": broker.sequences.count,
+        "cometmqProducerSequencesLimitReached": broker.sequences.refused_by_limit,
+        "cometmqSequenceDuplicates": broker.sequences.duplicates,
+        "cometmqSequenceGaps": broker.sequences.gaps,
         "cometmqReadOnlyReason": broker.store.read_only_reason or "",
         **{f"cometmqNet{name}": count for name, count in broker.net_figures().items()},
     }
@@ -325,6 +334,8 @@ def stats_item(broker: Broker, call: Call) -> Reply:
     elif header.statsName in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
         topic, _, group = header.statsKey.partition("@")
         traffic = broker.stats.groups.get((topic, group))
+    elif header.statsName == "TOPIC_EXPIRED_NUMS" and header.statsKey in broker.stats.expired:
+        traffic = Traffic(broker.stats.expired[header.statsKey])
     if traffic is None:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from cometmq.broker import names
+from cometmq.broker import dedup, names
 from cometmq.broker.filters import Filter, TagFilter
 from cometmq.wire import message_id
 from cometmq.wire.bodies import TopicConfig
@@ -61,6 +61,8 @@ class Teacher:
         broker, name = self._broker, header.topic
         if broker.is_born(name) or name.startswith(names.RETRY_PREFIX):
             return
+        if dedup.window_ms(topic):
+            return  # each message is compared with those before
         if topic.order and not broker.config.permission & Perm.WRITE:
             return
         ends = broker.store.queue_ends(name, queue_id)

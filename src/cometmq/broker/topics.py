@@ -27,6 +27,8 @@ KNOWN_ATTRIBUTES = {
     "cleanup.policy": ("DELETE",),
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
     "reserve.time": (),
+    "dedup.minutes": (),  # CometMQ's own: dedup.py
+    "expired.topic": (),  # CometMQ's own: expired.py
 }
 
 

@@ -96,6 +96,8 @@ _OF_ITS_WAY = frozenset(
         "MIN_OFFSET",
         "MAX_OFFSET",
         "INNER_NUM",
+        props.TTL_UNTIL,
+        props.PRODUCER_SEQ,
         DLQ_ORIGIN_TOPIC,
         "DLQ_ORIGIN_MESSAGE_ID",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 
 import msgspec
 
@@ -22,6 +23,7 @@ from cometmq.wire.record import Piece, join_batch
 MAX_TOPIC_CHARS = 127
 MAX_GROUP_CHARS = 120
 MAX_DELAY_LEVEL = 18
+MAX_TTL_MS = 10 * 365 * 86_400_000
 SHARDING_KEY = "__SHARDINGKEY"
 NAMES = re.compile(r"[%|a-zA-Z0-9_-]+")
 NOT_FOR_CLIENTS = frozenset(
@@ -64,6 +66,8 @@ RESERVED = frozenset(
         "MAX_OFFSET",
         "CONSUME_START_TIME",
         "INSTANCE_ID",
+        props.TTL_MS,
+        props.TTL_UNTIL,
         SHARDING_KEY,
     )
 )
@@ -79,6 +83,7 @@ _OWN_FIELD = {
     props.DELAY: "delay_level",
     props.UNIQUE_KEY: "unique_id",
     props.TIMER_DELIVER_MS: "deliver_at",
+    props.TTL_MS: "ttl",
     SHARDING_KEY: "sharding_key",
 }
 
@@ -137,6 +142,11 @@ def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
     if message.deliver_at is not None:
         at_ms = int(message.deliver_at.timestamp() * 1000)
         parts.append(f"TIMER_DELIVER_MS\x01{at_ms}\x02")
+    if message.ttl is not None:
+        ttl_ms = message.ttl // timedelta(milliseconds=1)
+        if not 0 < ttl_ms <= MAX_TTL_MS:
+            raise UsageError(f"ttl {message.ttl!r}: must be at least 1 ms and at most ten years")
+        parts.append(f"TTL_MS\x01{ttl_ms}\x02")
     for name, value in message.properties.items():
         if name in RESERVED:
             own = _OWN_FIELD.get(name)

@@ -392,6 +392,7 @@ class Sending:
                 ext.get("recallHandle") or "",
                 ext.get("MSG_REGION") or "DefaultRegion",
                 ext.get("TRACE_ON") != "false",
+                ext.get("duplicate") == "true",
             )
         except (KeyError, ValueError) as error:
             self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from cometmq.errors import StoreCorrupt
 from cometmq.store import layout
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import BLANK_SIZE, UNIT, ConsumeQueue
@@ -20,12 +21,14 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.results import Fetched, FetchStatus, FoundByKey, StoreStats
 from cometmq.wire.codes import SysFlag
-from cometmq.wire.record import Scan
+from cometmq.wire.record import Blank, Scan
 
 log = logging.getLogger("cometmq.store")
 
 _SYS_FLAG = struct.Struct(">i")
 _STORE_MS = struct.Struct(">q")
+_FLAG_AT = 36  # the highest byte of the flags in a record
+_MAY_EXPIRE = SysFlag.MAY_EXPIRE >> 24
 _BORN_V6 = int(SysFlag.BORN_HOST_V6)
 _MAX_CANDIDATES = 4096  # index entries looked at in one query
 
@@ -61,6 +64,7 @@ class Reading:
         accept: Callable[[int, int], bool] | None,
         max_bytes: int,
         max_scan: int | None,
+        is_stale: Callable[[memoryview], bool] | None,
     ) -> Fetched:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -85,7 +89,7 @@ class Reading:
             file_units = self._config.queue_file_bytes // layout.UNIT_BYTES
             following = offset - offset % file_units + file_units
             return Fetched(FetchStatus.OFFSET_FOUND_NULL, min(following, high), low, high)
-        found = self._collect(units, offset, max_count, accept, max_bytes, low, high)
+        found = self._collect(units, offset, max_count, accept, max_bytes, low, high, is_stale)
         if found.count:
             self._stats.fetched_count += found.count
             self._stats.fetched_bytes += len(found.body)
@@ -102,6 +106,7 @@ class Reading:
         max_bytes: int,
         low: int,
         high: int,
+        is_stale: Callable[[memoryview], bool] | None,
     ) -> Fetched:
         """Walk units until a limit; the first match is taken whatever its size."""
         config, commit_log = self._config, self._log
@@ -111,6 +116,7 @@ class Reading:
         size_sum = 0
         skip_below = -1
         is_cold = False
+        stale = 0
         for log_offset, size, tags_code in UNIT.iter_unpack(units):
             if log_offset < skip_below or size == BLANK_SIZE:
                 offset += 1
@@ -140,12 +146,15 @@ class Reading:
                 else:
                     self._stats.damaged_units += 1
                 continue
+            if view[_FLAG_AT] & _MAY_EXPIRE and is_stale is not None and is_stale(view):
+                stale += 1
+                continue
             parts.append(view)
             size_sum += size
         if not parts:
-            return Fetched(status, offset, low, high, is_cold=is_cold)
+            return Fetched(status, offset, low, high, is_cold=is_cold, stale=stale)
         body = b"".join(parts)
-        return Fetched(FetchStatus.FOUND, offset, low, high, body, len(parts), is_cold)
+        return Fetched(FetchStatus.FOUND, offset, low, high, body, len(parts), is_cold, stale)
 
     # --------------------------------------------------------------------------- bounds and times
 
@@ -206,6 +215,22 @@ class Reading:
             return None
         view = self._log.view(log_offset, found.size)
         return bytes(view) if view is not None else None
+
+    def scan_at(self, log_offset: int) -> Scan | None:
+        if not self._log.min_offset <= log_offset < self._log.committed_at:
+            return None
+        found = self._log.scan(log_offset, verify_crc=False)
+        return found if type(found) is Scan else None
+
+    def records(self, begin: int) -> Iterator[Scan]:
+        end = self._log.committed_at
+        while begin < end:
+            found = self._log.scan(begin, verify_crc=False)
+            if type(found) is Scan:
+                yield found
+            elif type(found) is not Blank:
+                raise StoreCorrupt(f"no record begins at {begin} in the log, which ends at {end}")
+            begin += found.size
 
     def properties_at(self, log_offset: int) -> str | None:
         if not self._log.min_offset <= log_offset < self._log.committed_at:

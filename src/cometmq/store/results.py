@@ -47,6 +47,7 @@ class Fetched(msgspec.Struct, frozen=True, gc=False):
     body: bytes = b""
     count: int = 0
     is_cold: bool = False  # the next record is far behind the log's end: a follower could serve it
+    stale: int = 0  # passed over because their time is over
 
 
 class FoundByKey(msgspec.Struct, frozen=True):

@@ -389,12 +389,15 @@ class Store:
         *,
         max_bytes: int = 2**31 - 1,
         max_scan: int | None = None,
-        now_ms: int = 0,
+        is_stale: Callable[[memoryview], bool] | None = None,
     ) -> Fetched:
         """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over.
 
-        `max_scan`: units looked at, where asking `accept` is dearer than usual."""
-        return self._reading.fetch(topic, queue_id, offset, max_count, accept, max_bytes, max_scan)
+        `max_scan`: units looked at, where asking `accept` is dearer than usual. `is_stale` is asked
+        of records that may expire (SysFlag.MAY_EXPIRE); those are passed over and counted."""
+        return self._reading.fetch(
+            topic, queue_id, offset, max_count, accept, max_bytes, max_scan, is_stale
+        )
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the last visible message; 0 for a queue that never was."""
@@ -433,6 +436,14 @@ class Store:
     def record_at(self, log_offset: int) -> bytes | None:
         """A record's bytes, only if exactly a valid record starts there."""
         return self._reading.record_at(log_offset)
+
+    def scan_at(self, log_offset: int) -> Scan | None:
+        """What a walk sees of the record that starts exactly there; its body is not checked."""
+        return self._reading.scan_at(log_offset)
+
+    def records(self, begin: int) -> Iterator[Scan]:
+        """All records from a log offset on, in their order; StoreCorrupt where none begins."""
+        return self._reading.records(begin)
 
     def properties_at(self, log_offset: int) -> str | None:
         """A record's property string, only if exactly a record starts there; its body is not

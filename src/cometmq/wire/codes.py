@@ -288,6 +288,9 @@ class SysFlag:
     LZ4 = 0x100
     ZSTD = 0x200
     ZLIB = 0x300
+    MAY_EXPIRE = 0x40000000
+    """CometMQ's own: the record has TTL_UNTIL. Everybody masks the bits they know, so that nobody
+    else minds it, and readers see it without reading properties."""
 
 
 TRANSACTION_MASK = 0xC
