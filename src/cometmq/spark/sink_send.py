@@ -332,11 +332,12 @@ class TaskSender:
     def _stored(self, lane: _Lane, request: Request, answer: Frame) -> None:
         totals = self.totals
         ext = answer.ext
-        if ext.get("duplicate") == "true":
-            totals.duplicates += request.count
-        else:
-            totals.messages += request.count
+        fresh = 0
+        if ext.get("duplicate") != "true":  # each message that is new has an id
+            fresh = min(ext.get("msgId", "").count(",") + 1, request.count)
             totals.bytes += len(request.body)
+        totals.messages += fresh
+        totals.duplicates += request.count - fresh
         if ext.get("sequenced") == "true":
             lane.limit = min(lane.limit + 1, PIPELINE)
         else:

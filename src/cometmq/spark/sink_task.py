@@ -119,6 +119,8 @@ class Task:
         places = self._places(rows)
         if rows.faults.reasons:
             batch, numbers = self._set_aside(batch, numbers, rows.faults)
+            if not batch.num_rows:
+                return
             rows = Rows(batch, numbers, self._fields, self._options)
             places = self._places(rows)
         is_delayed = rows.is_delayed
