@@ -87,9 +87,7 @@ def test_every_column(spark: SparkSession, broker: LocalBroker, topic: str) -> N
     assert len({one.message_id for one in found.values()}) == 3000
 
 
-def test_strings_queue_ids_and_delays(
-    spark: SparkSession, broker: LocalBroker, topic: str
-) -> None:
+def test_strings_queue_ids_and_delays(spark: SparkSession, broker: LocalBroker, topic: str) -> None:
     frame = spark.range(40).select(
         f.concat(f.lit("é "), "id").alias("body"),
         (f.col("id") % 4).cast("int").alias("queue_id"),

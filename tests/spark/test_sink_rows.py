@@ -70,7 +70,10 @@ def mixed(count: int) -> Any:
             "tags": [None if n % 3 == 0 else "" if n % 3 == 1 else f"tag{n}" for n in numbers],
             "keys": [None if n % 5 == 0 else [f"k{n}", "all"][: n % 5] for n in numbers],
             "properties": pa.array(
-                [None if n % 4 == 0 else [(f"p{j}", f"v{n}") for j in range(n % 3)] for n in numbers],
+                [
+                    None if n % 4 == 0 else [(f"p{j}", f"v{n}") for j in range(n % 3)]
+                    for n in numbers
+                ],
                 MAP,
             ),
             "sharding_key": [None if n % 7 == 0 else f"s{n}" for n in numbers],
@@ -128,7 +131,9 @@ def test_requests_are_the_same_however_arrow_cuts_the_rows(sizes: list[int]) -> 
             kind = r.code == SEND_BATCH
             found.setdefault(r.queue, []).append((kind, r.body, r.properties, r.first_row))
         # Delayed rows have numbers of their own: only among themselves does order count.
-        return {queue: sorted(of_queue, key=lambda r: (r[0], r[3])) for queue, of_queue in found.items()}
+        return {
+            queue: sorted(of_queue, key=lambda r: (r[0], r[3])) for queue, of_queue in found.items()
+        }
 
     assert seen(pieces) == seen([whole])
 
@@ -280,7 +285,9 @@ def test_bad_rows_are_set_aside_and_seen_after_the_commit(tmp_path: Path, kind: 
     else:
         rows = [json.loads(line) for line in seen.read_text().splitlines()]
     assert [row["bad_row"] for row in rows] == [1, 3, 5, 7]
-    assert {row["bad_partition"] for row in rows} == {3} and {row["bad_batch"] for row in rows} == {7}
+    assert {row["bad_partition"] for row in rows} == {3} and {row["bad_batch"] for row in rows} == {
+        7
+    }
     assert rows[0]["bad_reason"] == "body is null" and "byte 1" in rows[1]["bad_reason"]
     assert sorted(messages_of(recorder.requests)) == [b"a", b"c"]
     numbers = [said["UNIQ_KEY"][-4:] for _, said in messages_of(recorder.requests).values()]
@@ -388,7 +395,9 @@ def schema(text: str) -> types.StructType:
         ("tags string", {"bodyFormat": "json"}, ["no column is left"]),
     ],
 )
-def test_schemas_that_cannot_be_written(text: str, given: dict[str, str], faults: list[str]) -> None:
+def test_schemas_that_cannot_be_written(
+    text: str, given: dict[str, str], faults: list[str]
+) -> None:
     with pytest.raises(UsageError) as caught:
         check_schema(schema(text), options(**given))
     for fault in faults:
@@ -404,7 +413,9 @@ def test_a_topic_is_needed() -> None:
 
 def test_json_takes_all_columns_without_another_meaning() -> None:
     chosen = options(bodyFormat="JSON")
-    fields = check_schema(schema("topic string, id int, body string, tags string, x double"), chosen)
+    fields = check_schema(
+        schema("topic string, id int, body string, tags string, x double"), chosen
+    )
     assert fields == ["id", "body", "x"]
 
 
@@ -447,9 +458,7 @@ def test_only_appends() -> None:
         with pytest.raises(UsageError, match="appends"):
             make(given, schema("body string"), True)
     with pytest.raises(UsageError, match="batchId"):
-        sink.stream_writer(
-            given | {"writerId": "w", "batchId": "1"}, schema("body string"), False
-        )
+        sink.stream_writer(given | {"writerId": "w", "batchId": "1"}, schema("body string"), False)
 
 
 def test_a_bad_records_path_of_an_unknown_kind_is_refused_on_the_driver() -> None:

@@ -140,7 +140,9 @@ class _Writer:
             sum(one.refusals for one in done),
         )
         if not all(one.is_sequenced for one in done):
-            log.info("sink_at_least_once reason=a broker does not number messages (Apache RocketMQ)")
+            log.info(
+                "sink_at_least_once reason=a broker does not number messages (Apache RocketMQ)"
+            )
 
     def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
         path = self._options.bad_records_path

@@ -51,7 +51,9 @@ class UniqueKeys:
         return out
 
 
-def entries(rows: Rows, keys: npt.NDArray[np.uint8], producer: str, batch: int, n: Ints) -> pa.Array:
+def entries(
+    rows: Rows, keys: npt.NDArray[np.uint8], producer: str, batch: int, n: Ints
+) -> pa.Array:
     """The batch entry of every row, as large_binary whose bytes stand side by side."""
     parts: list[Any] = [
         large(b"UNIQ_KEY\x01"),

@@ -68,9 +68,7 @@ class Layout:
         if len(places) == 1:
             return places[0]
         if not places:
-            return (
-                f"topic {self.topic!r} has no queue {queue_id} to write (it has {self._known()})"
-            )
+            return f"topic {self.topic!r} has no queue {queue_id} to write (it has {self._known()})"
         brokers = ", ".join(self.queues[at].broker for at in places)
         return (
             f"queue {queue_id} of topic {self.topic!r} is on several brokers ({brokers}): "
