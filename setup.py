@@ -31,7 +31,7 @@ def extensions() -> list[Extension]:
             extra_compile_args=FLAGS + os.environ.get("COMETMQ_FAST_FLAGS", "").split(),
             extra_link_args=os.environ.get("COMETMQ_FAST_LINK", "").split(),
         )
-        for name in ("hot", "mapping")
+        for name in ("hot", "mapping", "walk")
     ]
     found = cythonize(
         modules,

@@ -126,3 +126,18 @@ class StoreReadOnly(StoreError):
 
 class ConfigError(CometError):
     """A setting is wrong: names the key, the value and what would be right."""
+
+
+class DataLost(CometError):
+    """Messages that were to be read are not there any more: `begin` to `end` of `queue`, or from
+    `begin` on if nobody knows how many there were (then `end` is the same)."""
+
+    def __init__(self, queue: str, begin: int, end: int, why: str) -> None:
+        which = f"from offset {begin} to {end - 1}" if end > begin else f"from offset {begin} on"
+        super().__init__(
+            f"messages of {queue} {which} are lost: {why}. To go on "
+            "without them set failOnDataLoss=false; to begin anew, use another checkpoint"
+        )
+        self.queue = queue
+        self.begin = begin
+        self.end = end

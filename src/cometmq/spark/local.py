@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cometmq.spark import check_pyspark, register
 from cometmq.spark.java import ensure_java
@@ -81,8 +81,17 @@ def session(
             found = builder.getOrCreate()
         if not is_submitted and "SPARK_REMOTE" not in os.environ:
             found.sparkContext.setLogLevel("WARN")
+            _hush(found)
     register(found)
     return found
+
+
+def _hush(spark: SparkSession) -> None:
+    """Not a warning for every query that `register` stands in for what PySpark found by itself."""
+    jvm: Any = spark.sparkContext._jvm
+    levels = jvm.org.apache.logging.log4j
+    name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+    levels.core.config.Configurator.setLevel(name, levels.Level.ERROR)
 
 
 @contextmanager

@@ -1,0 +1,243 @@
+"""Pull bodies to Arrow RecordBatches, in bulk.
+
+Owns: which bytes of a record become which column. One rule: no Python runs per message: records are
+found by one walk, and every column is gathered at once by numpy and Arrow. What that can't do
+(hosts of IPv6 with a broker's id, compressed bodies, text that is not UTF-8, properties that break
+the format) is done one by one, for the messages it concerns or for their batch.
+
+Layout of a record: wire/record.py. All offsets here are into one contiguous body, which may be many
+pulls joined; it is below 2 GiB, the reach of Arrow's 32-bit offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cometmq.client.compression import decompress
+from cometmq.client.reading import Filter
+from cometmq.errors import RecordCorrupt
+from cometmq.spark import properties_columns as props
+from cometmq.spark.gather import (
+    big_endian,
+    flags,
+    hexed,
+    numbers,
+    record_starts,
+    slices,
+    text_column,
+)
+from cometmq.wire.codes import SysFlag
+from cometmq.wire.record import MAGIC_V1, MAGIC_V2
+
+MAX_BODY_BYTES = 2**31 - 1
+_V1, _V2 = MAGIC_V1 & 0xFFFFFFFF, MAGIC_V2 & 0xFFFFFFFF
+_BORN_V6, _STORE_V6 = int(SysFlag.BORN_HOST_V6), int(SysFlag.STORE_HOST_V6)
+_COMPRESSED = int(SysFlag.COMPRESSED)
+_FROM_PROPERTIES = frozenset(("keys", "tags", "properties", "msg_id"))
+
+_HEAD = np.dtype(
+    [
+        ("size", ">u4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("log_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+        ("born_host", "V8"),
+        ("store_ms", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared", ">i8"),
+        ("body_size", ">u4"),
+    ]
+)
+assert _HEAD.itemsize == 88
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Records:
+    """The records of one contiguous body: where each begins, and its header's fields."""
+
+    def __init__(self, body: bytes) -> None:
+        if len(body) > MAX_BODY_BYTES:
+            raise RecordCorrupt(f"{len(body)} bytes of messages at once; at most {MAX_BODY_BYTES}")
+        self.body = body
+        try:
+            self.starts: Ints = np.frombuffer(record_starts(body), np.int64)
+        except ValueError as error:
+            raise RecordCorrupt(
+                f"a pull's body of {len(body)} bytes breaks off or contradicts itself at byte "
+                f"{error}"
+            ) from None
+        self._bytes = np.frombuffer(body, np.uint8)
+        self._buffer = pa.py_buffer(body)
+        self._read_heads()
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Only those from now on."""
+        self.starts = self.starts[mask]
+        self._read_heads()
+
+    def _read_heads(self) -> None:
+        starts, count = self.starts, len(self.starts)
+        packed = slices(self._buffer, starts, starts + 88, pa.binary())
+        self._heads: Any = np.frombuffer(packed.buffers()[2] or b"", _HEAD, count)
+        self.sys_flag = self._heads["sys_flag"].astype(np.int32)
+        magic = self._heads["magic"]
+        self._is_v2 = magic == _V2
+        wrong = np.flatnonzero(~(self._is_v2 | (magic == _V1)))
+        if len(wrong):
+            at = int(starts[wrong[0]])
+            raise RecordCorrupt(f"no record at byte {at} of a pull's body: magic {magic[wrong[0]]}")
+        # An IPv6 host takes 12 bytes more, and moves what follows.
+        self._is_odd = bool(self._is_v2.any() or (self.sys_flag & (_BORN_V6 | _STORE_V6)).any())
+        self._after_born = starts + np.where(self.sys_flag & _BORN_V6, 12, 0)
+        self._after_store = self._after_born + np.where(self.sys_flag & _STORE_V6, 12, 0)
+        if self._is_odd:
+            sizes = big_endian(self._bytes, self._after_store + 84, ">u4").astype(np.int64)
+        else:
+            sizes = self._heads["body_size"].astype(np.int64)
+        self.body_begin = self._after_store + 88
+        self.body_end = self.body_begin + sizes
+        ends = starts + self._heads["size"].astype(np.int64)
+        if count and bool((self.body_end + 3 > ends).any()):
+            raise self._contradiction(self.body_end + 3 > ends)
+        length = self._bytes[self.body_end].astype(np.int64)
+        self.topic_begin = self.body_end + 1
+        if self._is_odd:
+            wide = big_endian(self._bytes, self.body_end, ">u2").astype(np.int64)
+            length = np.where(self._is_v2, wide, length)
+            self.topic_begin = np.where(self._is_v2, self.body_end + 2, self.topic_begin)
+        self.topic_end = self.topic_begin + length
+        if count and bool((self.topic_end + 2 > ends).any()):
+            raise self._contradiction(self.topic_end + 2 > ends)
+        self.properties_begin = self.topic_end + 2
+        self.properties_end = ends
+        written = big_endian(self._bytes, self.topic_end, ">u2").astype(np.int64)
+        if count and bool((self.properties_begin + written != ends).any()):
+            raise self._contradiction(self.properties_begin + written != ends)
+
+    def _contradiction(self, where: Any) -> RecordCorrupt:
+        at = int(self.starts[int(np.flatnonzero(where)[0])])
+        return RecordCorrupt(f"a record at byte {at} has lengths that contradict each other")
+
+    # ------------------------------------------------------------------------------------- columns
+
+    def queue_offset(self) -> Ints:
+        found: Ints = self._heads["queue_offset"].astype(np.int64)
+        return found
+
+    def store_ms(self) -> Ints:
+        found: Ints
+        if self._is_odd:
+            found = big_endian(self._bytes, self._after_born + 56, ">i8").astype(np.int64)
+        else:
+            found = self._heads["store_ms"].astype(np.int64)
+        return found
+
+    def _reconsume_times(self) -> Any:
+        if self._is_odd:
+            return big_endian(self._bytes, self._after_store + 72, ">i4").astype(np.int32)
+        return self._heads["reconsume_times"].astype(np.int32)
+
+    def _topics(self) -> pa.Array:
+        if not len(self):
+            return pa.array([], pa.string())
+        first = self.body[int(self.topic_begin[0]) : int(self.topic_end[0])]
+        topics = slices(self._buffer, self.topic_begin, self.topic_end, pa.binary())
+        is_same_length = bool((self.topic_end - self.topic_begin == len(first)).all())
+        if is_same_length and topics.buffers()[2].equals(pa.py_buffer(first * len(self))):
+            return pa.repeat(pa.scalar(first.decode("utf-8", "replace")), len(self))
+        return text_column(topics)
+
+    def bodies(self) -> pa.Array:
+        """Bodies as their senders had them."""
+        found = slices(self._buffer, self.body_begin, self.body_end, pa.binary())
+        packed = np.flatnonzero(self.sys_flag & _COMPRESSED)
+        if not len(packed):
+            return found
+        whole = [
+            decompress(found[int(row)].as_py(), int(self.sys_flag[row])) for row in packed.tolist()
+        ]
+        mask = np.zeros(len(self), np.bool_)
+        mask[packed] = True
+        return pc.replace_with_mask(found, flags(mask), pa.array(whole, pa.binary()))
+
+    def properties(self) -> props.Properties:
+        packed = slices(self._buffer, self.properties_begin, self.properties_end, pa.binary())
+        return props.Properties(packed)
+
+    def _offset_ids(self) -> pa.Array:
+        """The broker's own ids: its host and the place in its log, in hexadecimal."""
+        count = len(self)
+        is_long = self.sys_flag & _STORE_V6 != 0
+        if not is_long.any():
+            host_at = self._after_born + 64
+            raw = np.empty((count, 16), np.uint8)
+            raw[:, :8] = self._bytes[host_at[:, None] + np.arange(8)]
+            raw[:, 8:] = self._bytes[self.starts[:, None] + np.arange(28, 36)]
+            return hexed(raw)
+        ids = []
+        for row, start in enumerate(self.starts.tolist()):
+            at = int(self._after_born[row]) + 64
+            host = self.body[at : at + (20 if is_long[row] else 8)]
+            ids.append((host + self.body[start + 28 : start + 36]).hex().upper())
+        return pa.array(ids, pa.string())
+
+    def columns(self, names: Sequence[str], broker: pa.Array) -> list[pa.Array]:
+        """The columns of these names; `broker` is told by whoever asked for the records."""
+        properties = self.properties() if _FROM_PROPERTIES & set(names) else None
+        heads = self._heads
+        makers: dict[str, Callable[[], pa.Array]] = {
+            "topic": self._topics,
+            "broker": lambda: broker,
+            "queue_id": lambda: numbers(heads["queue_id"].astype(np.int32)),
+            "queue_offset": lambda: numbers(self.queue_offset()),
+            "body": self.bodies,
+            "born_time": lambda: _times(heads["born_ms"].astype(np.int64)),
+            "store_time": lambda: _times(self.store_ms()),
+            "reconsume_times": lambda: numbers(self._reconsume_times()),
+            "sys_flag": lambda: numbers(self.sys_flag),
+        }
+        if properties is not None:
+            makers["keys"] = lambda: properties.column(b"KEYS")
+            makers["tags"] = lambda: properties.column(b"TAGS")
+            makers["properties"] = properties.as_map
+            makers["msg_id"] = lambda: _ids(properties, self._offset_ids)
+        return [makers[name]() for name in names]
+
+
+def _ids(properties: props.Properties, otherwise: Callable[[], pa.Array]) -> pa.Array:
+    unique = properties.column(b"UNIQ_KEY")
+    return unique if not unique.null_count else pc.coalesce(unique, otherwise())
+
+
+def _times(ms: Ints) -> pa.Array:
+    micros = np.clip(ms, -(2**53), 2**53) * 1000
+    return numbers(micros, pa.timestamp("us", tz="UTC"))
+
+
+def wanted_rows(records: Records, wanted: Filter) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Brokers compare hashes of tags; this looks at the tags themselves. None: all are wanted."""
+    if not wanted.tags or not len(records):
+        return None
+    tags = records.properties().column(b"TAGS")
+    exact = [tag for tag in wanted.tags if not tag.endswith("*")]
+    mask = pc.is_in(tags, value_set=pa.array(exact, pa.string()))
+    for tag in wanted.tags:
+        if tag.endswith("*"):
+            mask = pc.or_(mask, pc.fill_null(pc.starts_with(tags, tag[:-1]), False))
+    found: np.ndarray[Any, np.dtype[np.bool_]] = mask.to_numpy(zero_copy_only=False)
+    return None if found.all() else found

@@ -1,0 +1,361 @@
+"""What an executor does: a partition's ranges of queues to RecordBatches.
+
+Owns: which pulls are made, in what order their answers count, and what is done when they fail. One
+rule: the rows of a partition are exactly those of its ranges that pass the filter, each once and in
+order; what is missing is an error, or a warning if the user said so.
+
+A range is cut into windows, one pull each, asked for a round at a time:
+
+    range   |--window--|--window--|--window--| ... |------- probe -------|
+    pull     offset ->    offset ->   ...            asks for more than the others
+
+A broker may give less than a window (it has limits of its own); the rest is asked for again, and
+windows become smaller. The last of a round asks for more, and if it gets more, they become larger.
+With a filter nobody knows how far a pull gets; windows are long then, and each is asked for until
+it is done. The next round is on its way while this one is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cometmq.client.reading import Filter, make_filter
+from cometmq.errors import (
+    CometError,
+    ConnectionLost,
+    DataLost,
+    HeaderError,
+    NoRoute,
+    RequestRefused,
+    RequestTimeout,
+)
+from cometmq.message import MessageQueue
+from cometmq.spark.client import Link, PullRequest, links
+from cometmq.spark.cluster import Cluster
+from cometmq.spark.decode import Records, wanted_rows
+from cometmq.spark.gather import numbers, record_starts
+from cometmq.spark.plan import Range, text_of
+from cometmq.spark.source_options import SourceOptions
+from cometmq.wire.codes import ResponseCode
+from cometmq.wire.frame import Frame
+
+log = logging.getLogger("cometmq.spark")
+
+BATCH_ROWS = 8192  # a RecordBatch: 1 k and 32 k were slower
+BATCH_BYTES = 32 * 1024 * 1024
+ROUND_BYTES = 8 * 1024 * 1024
+FILTER_WINDOW = 4096  # offsets; a broker looks at 800 or so for one pull
+FILTER_PULLS = 8
+PATIENCE_S = 60.0  # for a broker that is away or busy; then the task fails and Spark tries again
+STUCK_S = 5.0  # for one that says there is nothing where there was something
+WAIT_S, MOST_WAIT_S = 0.05, 2.0
+_BUSY = (
+    ResponseCode.SYSTEM_ERROR,
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.FLOW_CONTROL,
+    ResponseCode.BROKER_DISPATCH_NOT_COMPLETE,
+    ResponseCode.GO_AWAY,
+)
+
+
+@dataclass
+class Window:
+    """Some offsets that are asked for together; `cursor` is how far they have been answered."""
+
+    cursor: int
+    end: int
+    is_probe: bool = False
+    bodies: list[bytes] = field(default_factory=list)
+    rows: int = 0
+
+
+class RangeReader:
+    """The records of one range, as a broker sends them."""
+
+    def __init__(self, one: Range, options: SourceOptions, wanted: Filter) -> None:
+        self._range = one
+        self._queue: MessageQueue = one.queue
+        self._options = options
+        self._is_filtered = wanted != Filter()
+        self._request = PullRequest(options.group, one.queue, wanted)
+        self._address = one.address
+        self._link: Link | None = None
+        self._step = options.pull_count
+        self._is_learnt = False
+        self._pull_bytes = 0
+        self._asked: dict[int, Window] = {}
+        self._trouble: CometError | None = None
+        self._trouble_since: float | None = None
+        self._wait_s = WAIT_S
+        self.lost = 0
+
+    def bodies(self) -> Iterator[tuple[bytes, int, int]]:
+        """Bodies in the order of their offsets, each with the end of its window (what lies behind
+        it is the next window's) and about how many rows."""
+        at = self._range.begin
+        try:
+            windows, at = self._plan(at)
+            self._ask(windows)
+            while windows:
+                self._settle(windows)
+                done = windows
+                windows, at = self._plan(max(at, done[-1].end))
+                self._ask(windows)
+                for window in done:
+                    for body in window.bodies:
+                        yield body, window.end, window.rows // len(window.bodies)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            links.give_back(link)
+
+    # -------------------------------------------------------------------------------------- rounds
+
+    def _plan(self, at: int) -> tuple[list[Window], int]:
+        """The windows of the next round from this offset on, and where they end."""
+        end = self._range.end
+        windows: list[Window] = []
+        if self._is_filtered:
+            while at < end and len(windows) < FILTER_PULLS:
+                windows.append(Window(at, min(end, at + FILTER_WINDOW)))
+                at = windows[-1].end
+            return windows, at
+        count = 0
+        if self._is_learnt:
+            count = min(self._request.most_at_once, ROUND_BYTES // max(1, self._pull_bytes))
+            count = max(1, count)
+        while at < end and len(windows) < count:
+            windows.append(Window(at, min(end, at + self._step)))
+            at = windows[-1].end
+        if at < end:
+            windows.append(Window(at, min(end, at + self._options.pull_count), is_probe=True))
+            # It may get less than it asked for: the next round is planned when that is known.
+        return windows, at
+
+    def _ask(self, windows: Sequence[Window]) -> None:
+        """Send a pull for each that is not done; they are asked again if that fails."""
+        if not windows:
+            return
+        try:
+            if self._link is None:
+                access, timeout_ms = self._options.access, self._options.timeout_ms
+                self._link = links.take(self._where(), access, timeout_ms)
+            link = self._link
+            requests = []
+            for window in windows:
+                if window.cursor < window.end:
+                    opaque = link.next_opaque()
+                    count = self._options.pull_count
+                    if not self._is_filtered:
+                        count = min(count, window.end - window.cursor)
+                    requests.append(self._request.encode(link, opaque, window.cursor, count))
+                    self._asked[opaque] = window
+            if requests:
+                link.send(requests)
+        except (ConnectionLost, RequestTimeout) as error:
+            self._failed(error)
+
+    def _settle(self, windows: Sequence[Window]) -> None:
+        """Until all of them are done; asks again for what an answer left open."""
+        while True:
+            while self._asked:
+                try:
+                    assert self._link is not None
+                    frame = self._link.receive()
+                except (ConnectionLost, RequestTimeout) as error:
+                    self._failed(error)
+                    break
+                window = self._asked.pop(frame.opaque, None)
+                if window is not None:
+                    self._answered(window, frame)
+            open_ones = [window for window in windows if window.cursor < window.end]
+            if not open_ones:
+                return
+            if self._trouble is not None:
+                self._endure(open_ones)
+            self._ask(open_ones)
+
+    # ------------------------------------------------------------------------------------- answers
+
+    def _answered(self, window: Window, frame: Frame) -> None:
+        code = frame.code
+        if code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
+            self._refused(frame)
+            return
+        try:
+            following = int(frame.ext["nextBeginOffset"])
+            low, high = int(frame.ext["minOffset"]), int(frame.ext["maxOffset"])
+        except (KeyError, ValueError):
+            raise HeaderError(
+                f"{self._address} answered a pull of {text_of(self._queue)} without offsets: "
+                f"{frame.ext}"
+            ) from None
+        if code == ResponseCode.SUCCESS and following > window.cursor:
+            self._trouble_since = None
+            self._take(window, frame.body, following)
+        elif window.cursor < low:
+            self._lose(window, low, f"the queue begins at {low} now (retention)")
+        elif window.cursor >= high:
+            # Deleted and made anew, or reset. Or a follower that took over is behind for a moment.
+            why = f"the queue is from {low} to {high} now (made anew, or reset)"
+            self._trouble = DataLost(text_of(self._queue), window.cursor, window.end, why)
+        elif following > window.cursor and code != ResponseCode.PULL_OFFSET_MOVED:
+            if not self._is_filtered:
+                self._lose(window, following, "the broker can't read them (removed or damaged)")
+            window.cursor = max(window.cursor, following)
+        else:  # a reset of the group's offset is told once in place of an answer; or it is busy
+            why = f"the broker says code {code} {frame.remark}, next {following}"
+            self._trouble = DataLost(text_of(self._queue), window.cursor, window.end, why)
+
+    def _take(self, window: Window, body: bytes, following: int) -> None:
+        got = following - window.cursor
+        wanted = window.end - window.cursor
+        window.bodies.append(body)
+        window.cursor = following
+        if self._is_filtered:
+            window.rows += len(record_starts(body)) // 8
+            return
+        window.rows += min(got, wanted)
+        self._pull_bytes = max(len(body), self._pull_bytes * 7 // 8)
+        if window.is_probe:
+            # How much a pull gives here. At the range's end it tells nothing.
+            if got < wanted:
+                window.end = following
+                self._step, self._is_learnt = got, True
+            elif wanted == self._options.pull_count:
+                self._step, self._is_learnt = got, True
+        elif got < wanted:
+            self._step = max(1, got)
+
+    def _refused(self, frame: Frame) -> None:
+        remark = frame.remark or "no remark"
+        what = f"pull of {text_of(self._queue)} at {self._address}: {remark}"
+        error = RequestRefused(frame.code, what, frame.ext)
+        is_gone = frame.code == ResponseCode.TOPIC_NOT_EXIST
+        if is_gone:
+            self._address = ""  # it may have moved; if not, that is found out there
+        elif frame.code not in _BUSY or (self._is_filtered and "filter" in remark.lower()):
+            raise error
+        self._trouble = error
+
+    def _failed(self, error: CometError) -> None:
+        """The connection is of no more use; whoever waits for an answer asks again."""
+        self._asked.clear()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._address = ""
+        self._trouble = error
+
+    def _endure(self, open_ones: Sequence[Window]) -> None:
+        """Wait a little; after long enough, give up."""
+        error, self._trouble = self._trouble, None
+        assert error is not None
+        now = time.monotonic()
+        limit_s = STUCK_S if isinstance(error, DataLost) else PATIENCE_S
+        if self._trouble_since is None:
+            self._trouble_since, self._wait_s = now, WAIT_S
+            log.warning("pull_failed queue=%s reason=%s", self._queue, error)
+        elif now - self._trouble_since > limit_s:
+            if not isinstance(error, DataLost) or self._options.fails_on_loss:
+                raise error
+            for window in open_ones:
+                self._lose(window, window.end, str(error))
+            return
+        time.sleep(self._wait_s)
+        self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+
+    def _where(self) -> str:
+        """The broker's address: as planned, or asked for anew after a failure."""
+        if self._address:
+            return self._address
+        with Cluster(self._options) as cluster:
+            try:
+                self._address = cluster.address_of(self._queue)
+            except NoRoute as error:
+                raise ConnectionLost(str(error)) from None
+        return self._address
+
+    # ---------------------------------------------------------------------------------------- loss
+
+    def _lose(self, window: Window, following: int, why: str) -> None:
+        end = min(following, window.end)
+        error = DataLost(text_of(self._queue), window.cursor, end, why)
+        if self._options.fails_on_loss:
+            raise error
+        self.lost += end - window.cursor
+        log.warning("data_lost count=%d reason=%s", end - window.cursor, error)
+        window.cursor = end
+
+
+class PartitionReader:
+    """A partition's ranges to RecordBatches of the schema."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._wanted = make_filter(options.tags, options.sql)
+        self._bodies: list[bytes] = []
+        self._ends: list[int] = []
+        self._brokers: list[str] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def read(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        for one in ranges:
+            reader = RangeReader(one, self._options, self._wanted)
+            for body, end, rows in reader.bodies():
+                if self._bytes + len(body) > BATCH_BYTES and self._bodies:
+                    yield from self._flush()
+                self._bodies.append(body)
+                self._ends.append(end)
+                self._brokers.append(one.broker)
+                self._rows += rows
+                self._bytes += len(body)
+                if self._rows >= BATCH_ROWS:
+                    yield from self._flush()
+        yield from self._flush()
+
+    def _flush(self) -> Iterator[pa.RecordBatch]:
+        bodies, ends, brokers = self._bodies, self._ends, self._brokers
+        self._bodies, self._ends, self._brokers, self._rows, self._bytes = [], [], [], 0, 0
+        if not bodies:
+            return
+        records = Records(b"".join(bodies) if len(bodies) > 1 else bodies[0])
+        bounds = np.cumsum([0] + [len(body) for body in bodies])
+        of_body = np.searchsorted(bounds, records.starts, "right") - 1
+        mask = records.queue_offset() < np.array(ends, np.int64)[of_body]
+        if not mask.all():  # rows of the next window, or behind the partition's end
+            records.keep(mask)
+            of_body = of_body[mask]
+        tags = wanted_rows(records, self._wanted)
+        if tags is not None:
+            records.keep(tags)
+            of_body = of_body[tags]
+        if not len(records):
+            return
+        broker = _brokers(brokers, of_body) if "broker" in self._schema.names else None
+        columns = records.columns(self._schema.names, broker)
+        yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _brokers(names: Sequence[str], of_body: Any) -> pa.Array:
+    if names.count(names[0]) == len(names):
+        return pa.repeat(pa.scalar(names[0]), len(of_body))
+    return pa.array(names, pa.string()).take(numbers(of_body.astype(np.int64)))

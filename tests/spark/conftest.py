@@ -1,0 +1,88 @@
+"""One JVM for all tests of the connector, and brokers to read from.
+
+Owns: the fixtures. One rule: the SparkSession is started once a run (it takes seconds), on two
+cores, and every test has topics and checkpoints of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cometmq import Message, MessageQueue, Producer
+from cometmq.testing.local import LocalBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+Send = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    import cometmq.spark
+
+    # Workers must run this tree, whatever else is installed.
+    paths = [SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PySpark's own start
+        found = cometmq.spark.session(
+            "cometmq-tests",
+            master="local[2]",
+            settings={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g"},
+        )
+    found.sparkContext.setLogLevel("OFF")
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def read(spark: SparkSession, rocketmq: LocalBroker) -> Callable[..., Any]:
+    """A batch read of the session's broker: read(topic="x", startingOffsets="earliest")."""
+
+    def go(schema: str | None = None, **options: object) -> Any:
+        reader = spark.read.format("rocketmq").option("namesrv", rocketmq.namesrv)
+        if schema is not None:
+            reader = reader.schema(schema)
+        for key, value in options.items():
+            reader = reader.option(key, str(value))
+        return reader.load()
+
+    return go
+
+
+@pytest.fixture
+def send(rocketmq: LocalBroker) -> Iterator[Send]:
+    """send(topic, n): messages `0` to `n-1`, in turn to all queues; keywords go to Message."""
+    with Producer("spark-tests", namesrv=rocketmq.namesrv) as producer:
+        yield lambda topic, bodies, **more: send_all(
+            producer, rocketmq.broker_name, topic, bodies, **more
+        )
+
+
+def send_all(
+    producer: Producer,
+    broker: str,
+    topic: str,
+    bodies: range | int,
+    *,
+    queues: int = 4,
+    queue: int | None = None,
+    **more: Any,
+) -> None:
+    wanted = range(bodies) if isinstance(bodies, int) else bodies
+    sent = []
+    for number in wanted:
+        where = MessageQueue(topic, broker, number % queues if queue is None else queue)
+        message = Message(topic, str(number).encode(), **more)
+        sent.append(producer.send_async(message, queue=where))
+    for one in sent:
+        one.result(30)
