@@ -2,8 +2,8 @@
 
     python sink_driver.py NAMESRV TOPIC SOURCE CHECKPOINT BAD HOLD
 
-HOLD is a folder. Where a file `before` or `after` lies in it, the commit of the sink stops before or
-after its work, says so by a file `held`, and waits to be killed.
+HOLD is a folder. Where a file `before` or `after` lies in it, the commit of the sink stops before
+or after its work, says so by a file `held`, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HeldDataSource(RocketMQDataSource):
 def main(namesrv: str, topic: str, source: str, checkpoint: str, bad: str, hold: str) -> None:
     spark = cometmq.spark.session(
         "driver",
-        master="local[2]",
+        master="local[2,4]",  # a task whose worker was killed is tried again
         quiet=True,
         settings={
             "spark.sql.files.maxPartitionBytes": "4k",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,33 +11,18 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from sink_help import count_topic, read_topic
 
-import cometmq.spark
 from cometmq.client.selector import hash_of
 from cometmq.message import MessageQueue
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode, ResponseCode
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
-TRIES = 4
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    running = SparkSession.getActiveSession()
-    if running is not None:  # its master can't be changed any more, and ours lets tasks try again
-        running.stop()
-    session = cometmq.spark.session("sink", master=f"local[2,{TRIES}]", quiet=True)
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -265,49 +247,3 @@ def test_a_job_that_is_run_again_by_its_batch_id(
     assert count_topic(broker.namesrv, topic) == 1400
     with pytest.raises(Exception, match="needs the option batchId"):
         write(frame, broker, topic, writerId="nightly")
-
-
-def workers() -> list[int]:
-    """The Python workers of this process's Spark: children of the daemon that the JVM started."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-                commands[int(entry.name)] = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-
-    def is_ours(pid: int) -> bool:
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    daemons = {pid for pid, text in commands.items() if "pyspark.daemon" in text and is_ours(pid)}
-    return [pid for pid in daemons if parents[pid] in daemons]
-
-
-def test_workers_killed_in_the_middle_of_a_batch(
-    spark: SparkSession, broker: LocalBroker, topic: str
-) -> None:
-    broker.delay(BATCH, 0.15, times=100_000)
-    killed: list[int] = []
-
-    def kill() -> None:
-        for seen in (400, 2500):
-            while count_topic(broker.namesrv, topic) < seen:
-                time.sleep(0.02)
-            for pid in workers():
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    frame = spark.range(8000, numPartitions=2).selectExpr("cast(id as string) as body")
-    write(frame, broker, topic, batchMessages=100)
-    killer.join()
-    assert len(killed) >= 2
-    found = [int(one.body) for one in read_topic(broker.namesrv, topic)]
-    assert sorted(found) == list(range(8000))

@@ -1,7 +1,8 @@
-"""The driver is killed at every step of a micro-batch and started again: nothing lost or doubled."""
+"""Driver and workers are killed at every step of a micro-batch: nothing is lost or doubled."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,8 +20,9 @@ from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
-FILES, ROWS, BAD = 5, 1500, 4
+ROWS, BAD = 1500, 4  # of each file
 WAIT_S = 240
+SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 class Driver:
@@ -38,6 +35,7 @@ class Driver:
                 [sys.executable, str(Path(__file__).with_name("sink_driver.py")), *arguments],
                 stdout=out,
                 stderr=out,
+                env={**os.environ, "PYTHONPATH": SOURCE},
             )
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
@@ -60,6 +58,14 @@ class Driver:
             if "pyspark.daemon" in _command(pid):
                 _kill(pid)
 
+    def kill_workers(self) -> int:
+        """The Python workers alone: Spark runs their tasks again."""
+        daemons = [pid for pid in _family(self._process.pid) if "pyspark.daemon" in _command(pid)]
+        workers = [pid for pid in daemons if _parent(pid) in daemons]
+        for pid in workers:
+            _kill(pid)
+        return len(workers)
+
     def finish(self) -> None:
         assert self._process.wait(WAIT_S) == 0, self._log.read_text()[-3000:]
 
@@ -71,11 +77,16 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _kill(pid: int) -> None:
+def _parent(pid: int) -> int:
     try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _family(root: int) -> list[int]:
@@ -83,54 +94,67 @@ def _family(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parent = int(stat.rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
+            children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
     found = [root]
     for pid in found:
         found += children.get(pid, [])
     return found
 
 
-def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
-    source, hold = tmp_path / "in", tmp_path / "hold"
-    for folder in (source, hold):
-        folder.mkdir()
-    for number in range(FILES):
-        lines = [f"row {number * ROWS + n}" for n in range(ROWS)]
-        for at in range(BAD):
-            lines.insert(at * 300, "")  # no body: a bad row
-        path = source / f"{number}.txt"
-        path.write_text("\n".join(lines) + "\n")
-        os.utime(path, (1_700_000_000 + number,) * 2)
+class World:
+    """Files to read, a broker to write to, and what must be there in the end."""
 
-    with LocalBroker() as broker:
+    def __init__(self, folder: Path, broker: LocalBroker, files: int) -> None:
+        self.folder = folder
+        self.hold = folder / "hold"
+        self.hold.mkdir()
+        self._broker = broker
+        self._files = files
+        (folder / "in").mkdir()
+        for number in range(files):
+            lines = [f"row {number * ROWS + n}" for n in range(ROWS)]
+            for at in range(BAD):
+                lines.insert(at * 300, "")  # no body: a bad row
+            path = folder / "in" / f"{number}.txt"
+            path.write_text("\n".join(lines) + "\n")
+            os.utime(path, (1_700_000_000 + number,) * 2)
         broker.create_topic("killed", queues=4)
-        names = [str(tmp_path / name) for name in ("in", "checkpoint", "bad", "hold")]
-        arguments = [broker.namesrv, "killed", *names]
 
-        def started() -> Driver:
-            return Driver(arguments, tmp_path / "driver.log")
+    def start(self) -> Driver:
+        names = [str(self.folder / name) for name in ("in", "checkpoint", "bad", "hold")]
+        return Driver([self._broker.namesrv, "killed", *names], self.folder / "driver.log")
 
-        def stored() -> int:
-            return count_topic(broker.namesrv, "killed")
+    def stored(self) -> int:
+        return count_topic(self._broker.namesrv, "killed")
+
+    def check(self) -> None:
+        bodies = [one.body.decode() for one in read_topic(self._broker.namesrv, "killed")]
+        assert sorted(bodies) == sorted(f"row {n}" for n in range(self._files * ROWS))
+        bad = [
+            (row["bad_batch"], row["bad_partition"], row["bad_row"])
+            for path in sorted((self.folder / "bad").glob("*.parquet"))
+            for row in pq.read_table(path).to_pylist()
+        ]
+        assert len(bad) == len(set(bad)) == self._files * BAD
+
+
+def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
+    with LocalBroker() as broker:
+        world = World(tmp_path, broker, files=5)
 
         # In the middle of the sends of the first batch.
         broker.delay(BATCH, 0.2, times=100_000)
-        driver = started()
-        driver.wait_until(lambda: stored() >= 300)
+        driver = world.start()
+        driver.wait_until(lambda: world.stored() >= 300)
         driver.kill()
         broker.clear_faults()
-        middle = stored()
+        middle = world.stored()
         assert 300 <= middle < ROWS
 
         # Messages are stored, and their answers are on their way for ever.
         broker.drop(BATCH, times=100_000, after=(ROWS - middle) // 100)
-        driver = started()
-        driver.wait_until(lambda: stored() > middle)
+        driver = world.start()
+        driver.wait_until(lambda: world.stored() > middle)
         time.sleep(1)
         driver.kill()
         broker.clear_faults()
@@ -138,25 +162,29 @@ def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
         # All is acknowledged, and the commit has not begun; then the commit is done, and Spark has
         # not noted it.
         for point in ("before", "after"):
-            (hold / point).touch()
-            before = stored()
-            driver = started()
-            driver.wait_until((hold / "held").exists)
+            (world.hold / point).touch()
+            driver = world.start()
+            driver.wait_until((world.hold / "held").exists)
             driver.kill()
-            assert (hold / "held").read_text().split()[0] == point
-            assert point == "after" or stored() > before or before % ROWS == 0
+            assert (world.hold / "held").read_text().split()[0] == point
+            assert world.stored() >= ROWS
             for name in (point, "held"):
-                (hold / name).unlink()
+                (world.hold / name).unlink()
 
-        # The broker dies too, a little later.
-        broker.restart(kill=True)
-        started().finish()
-        bodies = [one.body.decode() for one in read_topic(broker.namesrv, "killed")]
+        broker.restart(kill=True)  # it knows the numbers from its log
+        world.start().finish()
+        world.check()
 
-    assert sorted(bodies) == sorted(f"row {n}" for n in range(FILES * ROWS))
-    bad = [
-        (row["bad_batch"], row["bad_partition"], row["bad_row"])
-        for path in sorted((tmp_path / "bad").glob("*.parquet"))
-        for row in pq.read_table(path).to_pylist()
-    ]
-    assert len(bad) == len(set(bad)) == FILES * BAD
+
+def test_workers_killed_in_the_middle_of_batches(tmp_path: Path) -> None:
+    with LocalBroker() as broker:
+        world = World(tmp_path, broker, files=2)
+        broker.delay(BATCH, 0.15, times=100_000)
+        driver = world.start()
+        killed = 0
+        for seen in (300, 1200, ROWS + 300):
+            driver.wait_until(lambda: world.stored() >= seen)  # noqa: B023 - called at once
+            killed += driver.kill_workers()
+        driver.finish()
+        assert killed >= 3
+        world.check()

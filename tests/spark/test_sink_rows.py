@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-pytest.importorskip("pyspark")
-
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import types
 from sink_help import Recorder, options

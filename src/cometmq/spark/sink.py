@@ -11,10 +11,11 @@ Who writes what (see sink_task.py for the numbers, sink_place.py for the queues)
     write with writerId and batchId     writerId, batchId, partition: a job that is run again
     write                               an id made for this job: its tasks may be run again
 
-What must hold: the rows of a task that is run again are the same, in the same order and in the same
-partition. Sources with offsets (ours, Kafka's, files) and row by row work on them give that. A
-shuffle does not promise an order: sort within partitions after it (`sortWithinPartitions` by columns
-that tell rows apart) and leave spark.sql.shuffle.partitions as it is while a batch is unfinished.
+What must hold: the rows of a task that is run again are the same, in the same order and in the
+same partition. Sources with offsets (ours, Kafka's, files) and row by row work on them give that.
+A shuffle does not promise an order: sort within partitions after it (`sortWithinPartitions` by
+columns that tell rows apart), and leave spark.sql.shuffle.partitions as it is while a batch is
+unfinished.
 If the queues that can be written change between two attempts (a topic is expanded, a broker goes),
 the second attempt writes under another producer id: nothing is lost, and what the first attempt had
 written of that one batch is there twice, with equal unique keys.

@@ -7,7 +7,7 @@ the same task has, so that a replayed batch replaces its file and adds none.
     <path>/_temporary/<writer>-<batch>-<partition>-<attempt>.parquet
     <path>/<writer>-<batch>-<partition>.parquet
 
-Columns: those of the row, and bad_reason, bad_row (its number in the task), bad_partition, bad_batch.
+Columns: those of the row, bad_reason, bad_row (its number in the task), bad_partition, bad_batch.
 The path is a local or mounted folder, or any address that pyarrow.fs knows (s3, hdfs, gs, abfs); it
 must be the same place for the driver and all executors.
 """
@@ -38,7 +38,8 @@ def place(path: str) -> tuple[Any, str]:
     """The file system and the folder in it; UsageError if it is none that we can use."""
     try:
         if urlsplit(path).scheme:
-            return pafs.FileSystem.from_uri(path)
+            system, folder = pafs.FileSystem.from_uri(path)
+            return system, str(folder)
         return pafs.LocalFileSystem(), path.rstrip("/") or "/"
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"badRecordsPath {path!r} can't be used: {error}") from None
@@ -122,8 +123,8 @@ def publish(path: str, files: list[BadFile]) -> None:
         if system.get_file_info(source).type == pafs.FileType.NotFound:
             if system.get_file_info(target).type != pafs.FileType.File:
                 raise UsageError(
-                    f"the bad records of a finished task are gone: neither {source} nor {target} is "
-                    "there; badRecordsPath must be one place for the driver and all executors"
+                    f"the bad records of a finished task are gone: neither {source} nor {target} "
+                    "is there; badRecordsPath must be one place for driver and executors"
                 )
             continue
         system.move(source, target)

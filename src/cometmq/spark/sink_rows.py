@@ -1,8 +1,8 @@
 """One Arrow batch as messages to be: columns in one form, rows that can't be messages found.
 
 Owns: the limits of a row. One rule: whether a row is bad depends on the row and the options alone,
-never on a clock or a broker's mood: a row that is left out of one attempt and kept in the next would
-shift the numbers of all that follow it.
+never on a clock or a broker's mood: a row that is left out of one attempt and kept in the next
+would shift the numbers of all that follow it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from cometmq.client.outgoing import MAX_DELAY_LEVEL, RESERVED, check_topic
 from cometmq.errors import UsageError
-from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_json import json_bodies
+from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_place import Ints, buffers_of
 from cometmq.wire import properties as props
 
@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def is_delayed(self) -> Mask:
-        return (self.delay_level != NONE) | (self.deliver_ms != NONE)
+        return np.asarray((self.delay_level != NONE) | (self.deliver_ms != NONE), bool)
 
     # --------------------------------------------------------------------------------- the columns
 
@@ -214,7 +214,7 @@ class Rows:
         if name not in self._names:
             return np.full(self.count, NONE, np.int64)
         column = self._batch.column(name)
-        found = pc.fill_null(column.cast(pa.int64()), NONE).to_numpy(zero_copy_only=False).copy()
+        found = _integers(column)
         wrong = ~_nulls(column) & ((found < least) | (found > most))
         self.faults.add(wrong, lambda at: f"{name} {found[at]}; must be {least} to {most}")
         return found
@@ -223,7 +223,7 @@ class Rows:
         if "deliver_time" not in self._names:
             return np.full(self.count, NONE, np.int64)
         column = self._batch.column("deliver_time")
-        raw = pc.fill_null(column.cast(pa.int64()), NONE).to_numpy(zero_copy_only=False).copy()
+        raw = _integers(column)
         is_there = ~_nulls(column)
         if pa.types.is_timestamp(column.type):
             per_ms = {"us": 1000, "ns": 1_000_000}.get(column.type.unit, 1)
@@ -270,6 +270,12 @@ def regrouped(flat: pa.Array, counts: Ints) -> pa.Array:
 
 def _binary(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary())
+
+
+def _integers(column: pa.Array) -> Ints:
+    """A copy, with NONE for nulls."""
+    found = pc.fill_null(column.cast(pa.int64()), NONE).to_numpy(zero_copy_only=False)
+    return np.array(found, np.int64)
 
 
 def _nulls(column: pa.Array) -> Mask:

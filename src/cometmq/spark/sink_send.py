@@ -222,8 +222,9 @@ class TaskSender:
     async def _serve(self, lane: _Lane) -> None:
         """Until nothing waits and nothing is under way."""
         try:
+            connection: Connection | None = None
             while lane.waiting or lane.under_way:
-                if not lane.under_way:
+                if not lane.under_way or connection is None:
                     connection = await self._connect(lane)
                     if connection is None:
                         continue

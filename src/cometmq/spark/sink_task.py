@@ -235,7 +235,7 @@ class Task:
             places, numbers = places[order], numbers[order]
             edges = _runs(places)
         offsets, data = buffers_of(encoded)
-        view = memoryview(data)
+        view = memoryview(data.data)
         for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             self._fill(stream, int(places[begin]), offsets, view, numbers, begin, end)
 
