@@ -26,29 +26,25 @@ from cometmq.spark.sink_place import Ints
 from cometmq.spark.sink_rows import NONE, SEQUENCE, Rows, large, lengths_of
 
 HEAD_BYTES = 20
-_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_FOUR_DIGITS = np.frombuffer(b"".join(b"%04X" % n for n in range(1 << 16)), np.uint32)
+"""The hex of every 16-bit number, as the four bytes of its text."""
 
 
 class UniqueKeys:
     """The unique keys of one task."""
 
     def __init__(self, writer: str, batch: int, partition: int) -> None:
-        text = f"{writer} {batch} {partition}"
-        self._hash = np.frombuffer(hashlib.sha256(text.encode()).digest()[:10], np.uint8)
+        digest = hashlib.sha256(f"{writer} {batch} {partition}".encode()).digest()
+        raw = digest[:8] + bytes(4) + digest[8:10] + bytes(2)
+        self._blank = np.frombuffer(raw.hex().upper().encode(), np.uint32)
 
     def of(self, numbers: Ints) -> npt.NDArray[np.uint8]:
         """(rows, 32) characters."""
-        raw = np.zeros((len(numbers), 16), np.uint8)
-        raw[:, :8] = self._hash[:8]
-        raw[:, 8] = numbers >> 24 & 0xFF
-        raw[:, 9] = numbers >> 16 & 0xFF
-        raw[:, 12:14] = self._hash[8:]
-        raw[:, 14] = numbers >> 8 & 0xFF
-        raw[:, 15] = numbers & 0xFF
-        out = np.empty((len(numbers), 32), np.uint8)
-        out[:, 0::2] = _DIGITS[raw >> 4]
-        out[:, 1::2] = _DIGITS[raw & 0x0F]
-        return out
+        out = np.empty((len(numbers), 8), np.uint32)  # four characters each
+        out[:] = self._blank
+        out[:, 4] = _FOUR_DIGITS[numbers >> 16]
+        out[:, 7] = _FOUR_DIGITS[numbers & 0xFFFF]
+        return out.view(np.uint8)
 
 
 def entries(
