@@ -142,7 +142,8 @@ def sweep(path: str, writer: str, batch: int) -> None:
     system, folder = place(path)
     inside = pafs.FileSelector(f"{folder}/{TEMPORARY}", allow_not_found=True)
     for info in system.get_file_info(inside):
-        if info.base_name.startswith(f"{writer}-{batch}-"):
+        # From the end: a writer's name may have dashes of its own.
+        if info.base_name.rsplit("-", 3)[:2] == [writer, str(batch)]:
             remove(system, info.path)
 
 

@@ -22,8 +22,24 @@ from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_place import Ints, buffers_of
 from cometmq.wire import properties as props
 
-SEQUENCE = "PRODUCER_SEQ"
-OWN_NAMES = RESERVED | {SEQUENCE, "TIMER_OUT_MS", "INNER_NUM", "INNER_BASE", "DUP_INFO"}
+SEQUENCE = props.PRODUCER_SEQ
+OWN_NAMES = RESERVED | {
+    SEQUENCE,
+    props.TIMER_OUT_MS,
+    props.TIMER_ENQUEUE_MS,
+    props.TIMER_DEQUEUE_MS,
+    props.TIMER_ROLL_TIMES,
+    props.TIMER_DELETES,
+    "TIMER_DELAY_LEVEL",
+    "POP_CK_OFFSET",
+    "1ST_POP_TIME",
+    "INNER_NUM",
+    "INNER_BASE",
+    "DUP_INFO",
+    "__CRC32#",
+}
+"""Those a user's message may not have, and those a message gets on its way, which a copy of it must
+not carry on."""
 MAX_USER_PROPERTY_BYTES = props.MAX_PROPERTIES_BYTES - 1023
 """What a row may say of itself; the rest is for the sink's names and those a broker adds."""
 MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999
