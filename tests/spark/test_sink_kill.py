@@ -21,7 +21,7 @@ from cometmq.wire.codes import RequestCode
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 ROWS, BAD = 1500, 4  # of each file
-WAIT_S = 240
+WAIT_S = 600  # a JVM on a busy machine
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
