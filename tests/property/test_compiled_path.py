@@ -114,14 +114,14 @@ def _pieces(rng: random.Random, stream: bytes) -> list[bytes]:
     return [stream[a:b] for a, b in pairwise(edges) if a < b]
 
 
-def _ordinary_sends(seed: int, count: int) -> bytes:
-    """Nothing but what the compiled path takes, once it was taught."""
-    return _ordinary_stream(seed, sends=count, others=False)
+def _ordinary_sends(seed: int, count: int, tail: str = "") -> bytes:
+    """Nothing but what the compiled path takes, once it was taught; `tail`: more properties."""
+    return _ordinary_stream(seed, sends=count, others=False, tail=tail)
 
 
-def _ordinary_stream(seed: int, sends: int = 3, *, others: bool = True) -> bytes:
+def _ordinary_stream(seed: int, sends: int = 3, *, others: bool = True, tail: str = "") -> bytes:
     traffic = Traffic(random.Random(seed))
-    text = "UNIQ_KEY\x01U1\x02TAGS\x01A\x02KEYS\x01k1 k2\x02"
+    text = "UNIQ_KEY\x01U1\x02TAGS\x01A\x02KEYS\x01k1 k2\x02" + tail
     fields = {"a": "P", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "5"}
     fields |= {"h": "0", "i": text, "j": "0"}
     pull = {"consumerGroup": "G1", "topic": "orders", "queueId": "1", "queueOffset": "0"}
@@ -178,4 +178,50 @@ def test_a_staged_record_of_the_compiled_path_is_committed_without_more_traffic(
             assert side.broker.deadline_ms <= twins.now_ms + 200
         twins.now_ms += 200
         twins.both("tick", twins.now_ms)
+    twins.compare()
+
+
+def test_an_expired_message_is_never_served_and_its_neighbours_are() -> None:
+    twins = Twins(**SMALL)
+    conn = twins.open()
+    traffic = Traffic(random.Random(1))
+    pull = {"consumerGroup": "G1", "topic": "orders", "queueId": "1", "queueOffset": "0"}
+    pull |= {"maxMsgNums": "32", "sysFlag": "4", "subscription": "*"}
+    twins.play(conn, _ordinary_stream(1))
+    brief = _ordinary_sends(1, 1, "TTL_MS\x0140\x02")
+    twins.play(conn, _ordinary_sends(1, 2) + brief + _ordinary_sends(1, 2))
+    for _ in range(2):  # taught by the first, and left to the plain path again by the second
+        twins.play(conn, traffic.request(11, dict(pull)))
+    assert twins.compiled.sent[conn].count(b"TTL_MS") == 2, "while it lives, all get it"
+    twins.now_ms += 40
+    taken = twins.compiled.taken
+    for _ in range(3):
+        twins.play(conn, traffic.request(11, dict(pull)))
+    assert twins.compiled.sent[conn].count(b"TTL_MS") == 2
+    assert twins.compiled.taken == taken
+    for _ in range(2):
+        twins.play(conn, traffic.request(11, dict(pull) | {"queueOffset": "7"}))
+    assert twins.compiled.taken > taken, "behind it the queue is as any other"
+    twins.compare()
+
+
+def test_numbered_and_compared_messages_take_the_plain_path() -> None:
+    twins = Twins(**SMALL)
+    conn = twins.open()
+    twins.play(conn, _ordinary_stream(1))
+    taken = twins.compiled.taken
+    for n in (0, 0, 1, 5):
+        twins.play(conn, _ordinary_sends(1, 1, f"PRODUCER_SEQ\x01p 1 {n}\x02"))
+    assert twins.compiled.taken == taken
+    for side in (twins.plain, twins.compiled):
+        assert (side.broker.sequences.duplicates, side.broker.sequences.gaps) == (1, 1)
+    twins.play(conn, _ordinary_sends(1, 3))
+    assert twins.compiled.taken == taken + 3
+    fields = {"topic": "orders", "defaultTopic": "TBW102", "perm": "6", "order": "false"}
+    fields |= {"readQueueNums": "4", "writeQueueNums": "4", "topicFilterType": "SINGLE_TAG"}
+    fields |= {"topicSysFlag": "0", "attributes": "+dedup.minutes=1"}
+    twins.play(conn, Traffic(random.Random(1)).request(17, fields))
+    twins.play(conn, _ordinary_sends(1, 3))
+    assert twins.compiled.taken == taken + 3
+    assert twins.compiled.broker.dedup.duplicates == 3
     twins.compare()

@@ -34,8 +34,15 @@ TAGS = ("A", "B", "prefix-1", "é", "")
 class Side:
     """One broker, and what the driver would do for it."""
 
-    def __init__(self, *, is_compiled: bool, settings: dict[str, Any]) -> None:
-        self.files = SimulatedFiles(random.Random(1))
+    def __init__(
+        self,
+        *,
+        is_compiled: bool,
+        settings: dict[str, Any],
+        files: SimulatedFiles | None = None,
+        now_ms: int = NOW_MS,
+    ) -> None:
+        self.files = SimulatedFiles(random.Random(1)) if files is None else files
         self.config = BrokerConfig(store_path="s", **settings)
         self.hot = None
         if is_compiled:
@@ -43,8 +50,8 @@ class Side:
             assert module is not None, why_not
             self.hot = module.Hot()
         limits = store_config(self.config, settings.get("in_memory", 1 << 30))
-        store = Store.open(self.files, limits, NOW_MS, hot=self.hot)
-        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, NOW_MS)
+        store = Store.open(self.files, limits, now_ms, hot=self.hot)
+        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, now_ms)
         self.sent: dict[int, bytearray] = {}
         self.closed: list[int] = []
         self.flushes: list[Flush] = []
@@ -247,6 +254,10 @@ class Traffic:
             Piece(self.rng.randrange(5), self.rng.randbytes(self.rng.randrange(40)), text)
             for text in (self.properties() for _ in range(self.rng.randrange(1, 6)))
         ]
+        if self.chance(25):
+            batch = self.count - self.rng.choice((0, 0, 0, 40))
+            for n, piece in enumerate(pieces):
+                piece.properties = f"PRODUCER_SEQ\x01w {batch} {n}\x02" + piece.properties
         body = record.join_batch(pieces)
         if self.rarely(15):
             body = self.damage(body)
@@ -310,6 +321,8 @@ class Traffic:
                 "topicSysFlag": "0",
                 "order": "false",
             }
+            if self.chance(20):
+                fields["attributes"] = rng.choice(("+dedup.minutes=1", "-dedup.minutes"))
             return self.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
         if kind == 5 and self.chance(30):
             return self.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
@@ -340,6 +353,7 @@ class Traffic:
                 "64",
                 "128",
                 "-1",
+                str(2**30),
                 str(2**31),
             ),
             "g": self.mostly(str(NOW_MS), "0", "-5", str(2**63 - 1)),
@@ -392,6 +406,9 @@ class Traffic:
                         *(("xTRACE_ON", "y"), ("MY_LONG_POP_CK", "y"), ("NOTDELAYED", "DELAY")),
                         *(("a_very_long_name_DELAY", "9"), ("", "v"), ("n", "")),
                         *(("UNIQ_KEY", "again"), ("TAGS", "A"), ("KEYS", "z"), ("UNIQ_KEY", 'q"q')),
+                        *(("TTL_MS", "1"), ("TTL_MS", "900"), ("TTL_MS", "-1"), ("xTTL_MS", "1")),
+                        *(("TTL_UNTIL", "5"), ("PRODUCER_SEQ", f"p 1 {rng.randrange(2)}")),
+                        *(("PRODUCER_SEQ", "p 2 0"), ("PRODUCER_SEQ", "?"), ("UNIQ_KEY", "twice")),
                         *(("UNIQ_KEY", ""), ("KEYS", " ".join(f"w{n}" for n in range(70)))),
                     )
                 )

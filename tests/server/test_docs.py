@@ -37,6 +37,7 @@ RUN = (
     "guarantees.md",
     "migration.md",
     "admin.md",
+    "ttl-and-deduplication.md",
 )
 COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md")
 """They need databases, or are pieces of a reader's own test."""

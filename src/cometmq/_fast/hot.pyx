@@ -70,6 +70,7 @@ cdef enum:
     MAY_SEND = 1
     MAY_PULL = 2
     IS_SYNC = 4
+    IS_JUDGED = 8  # PRODUCER_SEQ was looked at by who calls
 
     # bits of a pull's sysFlag
     PULL_COMMITS = 1
@@ -1054,7 +1055,9 @@ cdef class Hot:
             if name_size == 0 or value_size == 0:
                 return False
             if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
-                if memcmp(name, b"TIMER_", 6) == 0 or is_name(name, name_size, "PRODUCER_SEQ", 12):
+                if memcmp(name, b"TIMER_", 6) == 0:
+                    return False
+                if is_name(name, name_size, "PRODUCER_SEQ", 12) and not self.allowed & IS_JUDGED:
                     return False
                 if ends_with(name, name_size, "TRACE_ON", 8) or ends_with(
                     name, name_size, "CLUSTER", 7

@@ -125,7 +125,7 @@ def delete_topic(broker: Broker, call: Call) -> Reply:
     broker.offsets.forget_topic(header.topic, call.now_ms)
     broker.stats.forget_topic(header.topic)
     broker.dedup.forget_topic(header.topic)
-    broker.expired.forget_topic(header.topic)
+    broker.expired.forget_topic(header.topic, call.now_ms)
     broker.sequences.forget_topic(header.topic, broker.store.max_log_offset, call.now_ms)
     return Reply()
 

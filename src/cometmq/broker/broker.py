@@ -45,7 +45,7 @@ from cometmq.store.store import Store
 from cometmq.wire import message_id, properties
 from cometmq.wire.bodies import DataVersion, GroupConfig, TopicConfig
 from cometmq.wire.codes import Perm, ResponseCode
-from cometmq.wire.frame import Frame, FrameReader, encode_frame, frame_at, reply_to
+from cometmq.wire.frame import Frame, FrameReader, decode_frame, encode_frame, frame_at, reply_to
 
 log = logging.getLogger("cometmq.broker")
 
@@ -154,7 +154,7 @@ class Broker:
         )
         self.half = Half(store, self.offsets)
         self.timers = Timers(config, store, now_ms)
-        self.dedup = Dedup()
+        self.dedup = Dedup(self.topics.table.values(), is_indexed=config.is_index_enabled)
         self.sequences = Sequences(config, store, now_ms)
         self.expired = Expired(store, now_ms)
         self._parts: tuple[Part, ...] = (
@@ -277,6 +277,22 @@ class Broker:
             frames += 1
             self.handle(conn, frame, 0, now_ms, out)
         return at, frames
+
+    def send_judged(self, call: Call) -> Frame | None:
+        """Have a send whose numbers were found good stored by the compiled path; its answer, not
+        sent yet, or None if that path does not take it and nothing was done."""
+        hot, frame = self._hot, call.frame
+        if hot is None or self.stall_ms or frame.is_oneway:
+            return None
+        data = encode_frame(frame)
+        host = self.peers[call.conn].packed
+        at = self.store.feed(data, 0, host, call.now_ms, True, False, is_judged=True)
+        if at != len(data):
+            return None
+        self.served.requests -= 1  # it will count as one of the compiled path's
+        answer = hot.take_replies() or hot.take_acks()
+        assert answer is not None, "a send was taken and not answered"
+        return decode_frame(answer)
 
     def fold(self) -> None:
         """Bring our counters up to what the compiled path has done."""
@@ -401,8 +417,9 @@ class Broker:
             pull.resume(self, hold, now_ms, out)
         self.name_servers.leave(self, now_ms, out)
         self.half.stop(self, now_ms)
+        self.sequences.stop(self.store, now_ms)
         if self.expired.is_waiting:
-            self.store.hurry_log(now_ms)
+            self.store.hurry_log(now_ms)  # what was moved is noted when it is durable
         for file in self._files.values():
             file.ask(now_ms, out, at_once=True)
         self._plan(now_ms)

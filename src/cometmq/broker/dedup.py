@@ -12,7 +12,9 @@ number alone.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +29,8 @@ from cometmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
+
+log = logging.getLogger("cometmq.broker")
 
 ATTRIBUTE = "dedup.minutes"
 MOST_MINUTES = 7 * 24 * 60
@@ -82,8 +86,15 @@ def _minutes(value: str) -> int:
 class Dedup:
     """The keys of a broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics: Iterable[TopicConfig], *, is_indexed: bool) -> None:
         self.duplicates = 0
+        named = [topic.topicName for topic in topics if window_ms(topic)]
+        if named and not is_indexed:
+            log.error(
+                "messageIndexEnable=false: what came before this start is not compared by key, "
+                "topics=%s",
+                named[:20],
+            )
         self._recent: dict[_Key, First] = {}
         self._order: deque[tuple[_Key, First]] = deque()
 

@@ -133,7 +133,7 @@ class Expired:
         if not broker.is_stopping and self._look_ms <= now_ms:
             self._look_ms = now_ms + LOOK_MS
             if broker.topics.version is not self._seen_version:
-                self._follow(broker)
+                self._follow(broker, now_ms)
             try:
                 if self._work(broker, now_ms, out):
                     self._look_ms = now_ms
@@ -149,7 +149,7 @@ class Expired:
         """Whether something that was moved is not noted yet."""
         return self._proven.is_waiting
 
-    def _follow(self, broker: Broker) -> None:
+    def _follow(self, broker: Broker, now_ms: int) -> None:
         """The topics have changed: which have the attribute now?"""
         self._seen_version = broker.topics.version
         before = self._targets
@@ -159,13 +159,17 @@ class Expired:
             if topic.attributes and ATTRIBUTE in topic.attributes
         }
         for topic in before.keys() - self._targets.keys():
-            self.forget_topic(topic)
+            self.forget_topic(topic, now_ms)
 
-    def forget_topic(self, topic: str) -> None:
-        for place in [one for one in self._queues if one[0] == topic]:
+    def forget_topic(self, topic: str, now_ms: int) -> None:
+        """It is gone, or its expired messages stay; what the file says of it is wrong at once."""
+        gone = [one for one in self._queues if one[0] == topic]
+        for place in gone:
             del self._queues[place]
-            self._proven.changed()
         self._stored.pop(topic, None)
+        if gone:
+            self._proven.amend(lambda raw: _without(raw, topic), now_ms)
+            self._proven.changed()
 
     def _work(self, broker: Broker, now_ms: int, out: Out) -> bool:
         """Look at what is new and move what is due; True if there is more to do at once."""
@@ -252,6 +256,12 @@ class Expired:
             self.unmovable += 1
             return
         self.moved += 1
+
+
+def _without(raw: bytes, topic: str) -> bytes:
+    told = msgspec.json.decode(raw)
+    told.pop(topic, None)
+    return msgspec.json.encode(told)
 
 
 def _copy(stored: StoredMessage, target: TopicConfig) -> NewMessage:

@@ -26,6 +26,7 @@ from cometmq.store.results import Appended
 from cometmq.wire import message_id, properties, record
 from cometmq.wire.bodies import TopicConfig
 from cometmq.wire.codes import TRANSACTION_MASK, Perm, ResponseCode, SysFlag
+from cometmq.wire.frame import Frame
 from cometmq.wire.headers import SendHeader
 from cometmq.wire.record import Piece
 
@@ -363,6 +364,10 @@ def _store_batch(
         skipped = broker.sequences.stored_already(header.topic, queue_id, run, now_ms)
         if skipped == run.count:
             return _numbered_before(broker, call, header, run, unique_key)
+        if not skipped:
+            answer = broker.send_judged(call)
+            if answer is not None:
+                return _numbered(broker, call, header, run, answer)
         pieces = pieces[skipped:]
         run = sequences.Run(run.producer, run.batch, run.n + skipped, run.count - skipped)
     messages: list[NewMessage] = []
@@ -393,6 +398,21 @@ def _store_batch(
         broker.sequences.stored(header.topic, queue_id, run, stored[-1], now_ms)
         ext["sequenced"] = "true"
     return broker.acknowledge(call, Reply(ext=ext), stored[-1].end_offset, header.topic, text=outer)
+
+
+def _numbered(
+    broker: Broker, call: Call, header: SendHeader, run: sequences.Run, answer: Frame
+) -> Reply | None:
+    """A batch that the compiled path has stored, and its answer."""
+    last_id = answer.ext["msgId"].rpartition(",")[2]
+    log_offset, end_offset = message_id.parse_offset_id(last_id)[2], broker.store.max_log_offset
+    first = int(answer.ext["queueOffset"])
+    size = end_offset - log_offset
+    last = Appended(log_offset, first + run.count - 1, size, end_offset, call.now_ms)
+    broker.sequences.stored(header.topic, header.queueId, run, last, call.now_ms)
+    reply = Reply(ext={**answer.ext, "sequenced": "true"})
+    text = header.properties or ""
+    return broker.acknowledge(call, reply, end_offset, header.topic, text=text)
 
 
 def _append_batch(

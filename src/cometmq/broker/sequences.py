@@ -87,7 +87,8 @@ class Sequences:
         self._proven = ProvenFile(FILE, self._encode, SAVE_MS)
         self.files: list[StateFile] = [self._proven.file]
         self._recover(store)
-        self._proven.changed()
+        # What was recovered is durable: a file that is missing can be written at once.
+        self._proven.tick(store.max_log_offset, store.flushed_offset, now_ms)
 
     @property
     def count(self) -> int:
@@ -109,13 +110,16 @@ class Sequences:
         if stored is None and store.files.read(FILE + ".corrupt") is None:
             # None was ever made here, or the kill came first: recovery has walked over all since.
             begin = store.stats.recovered.walk_from
+            self._proven.changed()
         else:
             begin, forgotten = self._load(stored or {})
+            self._proven.upto = begin
         if not store.min_log_offset <= begin <= store.max_log_offset:
             if begin > store.max_log_offset:
                 log.error("sequences beyond the log upto=%d end=%d", begin, store.max_log_offset)
                 self._table.clear()
             begin = store.min_log_offset
+            self._proven.changed()
         try:
             self._read(store, begin, forgotten)
         except StoreCorrupt as error:
@@ -234,6 +238,12 @@ class Sequences:
         if store.max_log_offset - self._proven.upto > MOST_UNREAD_BYTES:
             self._proven.changed()
         self._proven.tick(store.max_log_offset, store.flushed_offset, now_ms)
+
+    def stop(self, store: Store, now_ms: int) -> None:
+        """Spare the next start the reading of the log, if that needs no waiting."""
+        if store.flushed_offset == store.max_log_offset > self._proven.upto:
+            self._proven.changed()
+            self._proven.tick(store.max_log_offset, store.flushed_offset, now_ms, at_once=True)
 
 
 def _without(raw: bytes, topic: str, log_end: int) -> bytes:

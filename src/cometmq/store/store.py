@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cometmq.store")
 
-_MAY_SEND, _MAY_PULL, _IS_SYNC = 1, 2, 4  # as in _fast/hot.pyx
+_MAY_SEND, _MAY_PULL, _IS_SYNC, _IS_JUDGED = 1, 2, 4, 8  # as in _fast/hot.pyx
 _QUEUES_PER_CLEAN = 2000  # each may touch its disk; more would hold up the loop
 _NEXT_SLICE_MS = 100  # until the next so many, where there are more
 
@@ -221,9 +221,11 @@ class Store:
         now_ms: int,
         may_send: bool,
         may_pull: bool,
+        is_judged: bool = False,
     ) -> int:
         """Let compiled code handle the ordinary sends and pulls from byte `at` on; returns where it
-        stopped. Its answers are in `hot`; what it appended is as if append had."""
+        stopped. Its answers are in `hot`; what it appended is as if append had. `is_judged`: that
+        messages are numbered makes them no less ordinary."""
         hot, log = self.hot, self._log
         assert hot is not None
         before = log.write_at
@@ -234,6 +236,8 @@ class Store:
                 allowed |= _MAY_SEND
         if self._config.is_sync_flush:
             allowed |= _IS_SYNC
+        if is_judged:
+            allowed |= _IS_JUDGED
         files = log.segments.items
         try:
             return hot.feed(
