@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup fast pure demo test check interop crash sim soak bench bench-growth bench-peers bench-client docs lock clean
+.PHONY: help setup fast pure demo test spark-large check interop crash sim soak bench bench-growth bench-peers bench-client docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ demo: $(STAMP) ## the main job on an embedded server, step by step; ends by itse
 	$(PY) examples/demo.py
 
 test: $(STAMP) ## all tests that need nothing but Python
-	$(PY) -m pytest -q -m "not interop" $(ARGS)
+	$(PY) -m pytest -q -m "not interop and not large" $(ARGS)
 
 check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 	$(VENV)/bin/ruff format --check src tests examples docs benchmarks
@@ -44,6 +44,9 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 	$(VENV)/bin/mypy
 	$(PY) docs/make_docs.py --check
 	$(PY) -m pytest -q tests/house tests/unit tests/property
+
+spark-large: $(STAMP) ## the Spark connector with millions of messages
+	$(PY) -m pytest -q -m large tests/spark $(ARGS)
 
 interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways
 	$(PY) -m pytest -q -m interop tests/interop $(ARGS)

@@ -134,10 +134,15 @@ class DataLost(CometError):
 
     def __init__(self, queue: str, begin: int, end: int, why: str) -> None:
         which = f"from offset {begin} to {end - 1}" if end > begin else f"from offset {begin} on"
+        self.what = f"messages of {queue} {which} are lost: {why}"
         super().__init__(
-            f"messages of {queue} {which} are lost: {why}. To go on "
-            "without them set failOnDataLoss=false; to begin anew, use another checkpoint"
+            f"{self.what}. To go on without them set failOnDataLoss=false; to begin anew, use "
+            "another checkpoint"
         )
         self.queue = queue
         self.begin = begin
         self.end = end
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[DataLost], tuple[str, int, int, str]]:
+        return type(self), (self.queue, self.begin, self.end, self.why)

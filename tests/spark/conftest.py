@@ -7,6 +7,7 @@ cores, and every test has topics and checkpoints of its own.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cometmq import Message, MessageQueue, Producer
-from cometmq.testing.local import LocalBroker
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from streams import Stream  # noqa: E402
+
+from cometmq import Message, MessageQueue, Producer  # noqa: E402
+from cometmq.testing.local import LocalBroker  # noqa: E402
+from programs import Program  # noqa: E402 - found by the line above, as those below
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +63,25 @@ def read(spark: SparkSession, rocketmq: LocalBroker) -> Callable[..., Any]:
         return reader.load()
 
     return go
+
+
+@pytest.fixture
+def stream(spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path) -> Stream:
+    return Stream(spark, rocketmq.namesrv, tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    """Start `cometmq ARGS`; all of them are gone after the test."""
+    running: list[Program] = []
+
+    def begin(*arguments: str) -> Program:
+        running.append(Program(*arguments))
+        return running[-1]
+
+    yield begin
+    for program in running:
+        program.close()
 
 
 @pytest.fixture

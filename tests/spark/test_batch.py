@@ -207,7 +207,7 @@ def test_sql92_is_filtered_by_the_broker(spark: Any, tmp_path: Any) -> None:
         reader = spark.read.format("rocketmq").option("namesrv", broker.namesrv)
         reader = reader.option("topic", "t")
         assert numbers(reader.option("sql92", "n BETWEEN 10 AND 12").load()) == [10, 11, 12]
-        with pytest.raises(PySparkException, match="n BETWEEN|23"):
+        with pytest.raises(PySparkException, match=r"code 23"):
             reader.option("sql92", "n BETWEEN").load().count()
 
 

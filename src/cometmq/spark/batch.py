@@ -94,7 +94,7 @@ def planned(
             )
             if options.fails_on_loss:
                 raise lost
-            log.warning("data_lost count=%d reason=%s", min(low, end) - begin, lost)
+            log.warning("data_lost count=%d reason=%s", min(low, end) - begin, lost.what)
             begin = low
         if begin < end:
             address = look.addresses[queue]

@@ -90,12 +90,20 @@ class Cluster:
 
     # -------------------------------------------------------------------------------------- queues
 
-    def look(self, known: Iterable[MessageQueue] = ()) -> Look:
-        """All queues that are to be read, with their ends. `known`: those that must be told of."""
-        return self._run(lambda session, reader: self._look(session, reader, set(known)))
+    def look(self, known: Iterable[MessageQueue] | None = None) -> Look:
+        """All queues that are to be read, with their ends. `known`: those that must be told of;
+        None: this is the first look, and a topic that does not exist is NoRoute."""
+        queues = None if known is None else set(known)
+        return self._run(lambda session, reader: self._look(session, reader, queues))
 
-    async def _look(self, session: Session, reader: Reader, known: set[MessageQueue]) -> Look:
+    async def _look(
+        self, session: Session, reader: Reader, queues: set[MessageQueue] | None
+    ) -> Look:
+        known = queues or set()
         routes, missing = await self._routes(session, known)
+        if missing and queues is None and self._options.topic_pattern is None:
+            topic = min(missing)
+            raise NoRoute(topic, missing[topic])
         found: dict[MessageQueue, str] = {}
         for route in routes.values():
             for queue in route.to_read:
@@ -154,9 +162,6 @@ class Cluster:
                 missing[topic] = error.reason
 
         await _each(ask, names)
-        if missing and not known and options.topic_pattern is None:
-            topic = min(missing)
-            raise NoRoute(topic, missing[topic])
         return routes, missing
 
     def _is_chosen(self, queue: MessageQueue) -> bool:

@@ -36,6 +36,8 @@ SETTINGS = {
     ),
 }
 LOCAL_SETTINGS = {
+    # A worker imports numpy and Arrow before it answers; on a busy laptop 15 s are too few.
+    "spark.python.authenticate.socketTimeout": "120s",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",  # 200 is for clusters; here each costs milliseconds

@@ -95,7 +95,6 @@ class RangeReader:
         self._trouble: CometError | None = None
         self._trouble_since: float | None = None
         self._wait_s = WAIT_S
-        self.lost = 0
 
     def bodies(self) -> Iterator[tuple[bytes, int, int]]:
         """Bodies in the order of their offsets, each with the end of its window (what lies behind
@@ -271,13 +270,13 @@ class RangeReader:
         limit_s = STUCK_S if isinstance(error, DataLost) else PATIENCE_S
         if self._trouble_since is None:
             self._trouble_since, self._wait_s = now, WAIT_S
-            log.warning("pull_failed queue=%s reason=%s", self._queue, error)
+            what = error.what if isinstance(error, DataLost) else error
+            log.warning("pull_failed reason=%s action=try again", what)
         elif now - self._trouble_since > limit_s:
-            if not isinstance(error, DataLost) or self._options.fails_on_loss:
-                raise error
-            for window in open_ones:
-                self._lose(window, window.end, str(error))
-            return
+            if isinstance(error, DataLost):
+                self._lose_all(open_ones, error.why)
+                return
+            raise error
         time.sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
@@ -295,13 +294,21 @@ class RangeReader:
     # ---------------------------------------------------------------------------------------- loss
 
     def _lose(self, window: Window, following: int, why: str) -> None:
+        """What lies before `following` is gone."""
         end = min(following, window.end)
-        error = DataLost(text_of(self._queue), window.cursor, end, why)
+        self._tell(window.cursor, end, why)
+        window.cursor = end
+
+    def _lose_all(self, windows: Sequence[Window], why: str) -> None:
+        self._tell(windows[0].cursor, windows[-1].end, why)
+        for window in windows:
+            window.cursor = window.end
+
+    def _tell(self, begin: int, end: int, why: str) -> None:
+        error = DataLost(text_of(self._queue), begin, end, why)
         if self._options.fails_on_loss:
             raise error
-        self.lost += end - window.cursor
-        log.warning("data_lost count=%d reason=%s", end - window.cursor, error)
-        window.cursor = end
+        log.warning("data_lost count=%d reason=%s", end - begin, error.what)
 
 
 class PartitionReader:

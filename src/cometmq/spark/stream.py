@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._look = self._cluster.look()
+        self._look = self._cluster.look(())
         self._target = dict(self._look.ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -193,7 +193,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         error = DataLost(text_of(queue), begin, end, why)
         if self._options.fails_on_loss:
             raise error
-        log.warning("data_lost count=%d reason=%s", end - begin, error)
+        log.warning("data_lost count=%d reason=%s", end - begin, error.what)
         return end - begin
 
     def _tell_once(self, text: str) -> None:
