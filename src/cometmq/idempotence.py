@@ -20,7 +20,6 @@ import hashlib
 import inspect
 import logging
 import re
-import sys
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ from types import MappingProxyType
 from typing import Concatenate, Generic, Protocol, TypeVar
 
 from cometmq.errors import CometError, UsageError
+from cometmq.sql_session import SqlSession
 
 log = logging.getLogger("cometmq.idempotence")
 
@@ -436,7 +436,7 @@ class SqlStore(Generic[C]):
 
         return _Ends({"connection": sql.session}, done, undone)
 
-    def _write_mark(self, sql: _Sql, key: str) -> bool:
+    def _write_mark(self, sql: SqlSession, key: str) -> bool:
         """False: there was one."""
         if sql.dialect == "postgresql":
             # An INSERT would wait for the other's transaction; a lock can be tried.
@@ -458,7 +458,7 @@ class SqlStore(Generic[C]):
             raise
         return count > 0
 
-    def _check_mark(self, sql: _Sql, key: str) -> None:
+    def _check_mark(self, sql: SqlSession, key: str) -> None:
         """A handler may have rolled back, or swallowed an error after which PostgreSQL turns COMMIT
         into a rollback without a word; then its work is gone, and must not be acknowledged."""
         if not sql.one(
@@ -471,7 +471,7 @@ class SqlStore(Generic[C]):
         with self._lock:
             self._open.pop(key, None)
 
-    def _enter(self, stack: ExitStack) -> _Sql:
+    def _enter(self, stack: ExitStack) -> SqlSession:
         got = self._connect()
         if _is_connection(got):
             stack.callback(got.close)  # type: ignore[union-attr]
@@ -483,10 +483,10 @@ class SqlStore(Generic[C]):
                 f"SqlStore: connect gave {type(got).__name__}, which is neither a connection nor a "
                 "context manager around one"
             )
-        return _Sql(session, self._dialect, self._paramstyle)
+        return SqlSession("SqlStore", session, self._dialect, self._paramstyle)
 
     @contextmanager
-    def _alone(self) -> Generator[_Sql, None, None]:
+    def _alone(self) -> Generator[SqlSession, None, None]:
         with ExitStack() as stack:
             sql = self._enter(stack)
             yield sql
@@ -511,120 +511,6 @@ class _Ends:
 
     def undone(self) -> None:
         self._undone()
-
-
-class _Sql:
-    """A smaller twin of outbox._Sql: the two modules know nothing of each other."""
-
-    def __init__(self, session: object, dialect: str | None, paramstyle: str | None) -> None:
-        self.session: _Session = session  # type: ignore[assignment]
-        connection = self._connection()
-        engine = getattr(connection, "dialect", None)  # SQLAlchemy's
-        if engine is not None and hasattr(connection, "exec_driver_sql"):
-            found, style = str(engine.name), str(engine.paramstyle)
-            found = "mysql" if found == "mariadb" else found
-        else:
-            found, style = _driver(connection, paramstyle)
-        self.dialect = dialect or found
-        self._paramstyle = paramstyle or style
-
-    def _connection(self) -> object:
-        session = self.session
-        if callable(getattr(session, "get_bind", None)):
-            return session.connection()
-        return session
-
-    def run(self, text: str, *values: object) -> int:
-        """How many rows it touched."""
-        cursor = self._execute(text, values)
-        count = int(cursor.rowcount)
-        cursor.close()
-        return count
-
-    def one(self, text: str, *values: object) -> object:
-        """The only value of the only row."""
-        cursor = self._execute(text, values)
-        row = cursor.fetchone()
-        cursor.close()
-        return next(iter(row.values() if isinstance(row, Mapping) else row))
-
-    def _execute(self, text: str, values: tuple[object, ...]) -> _Cursor:
-        marks = {"qmark": "?", "format": "%s", "numeric": ":{}", "numeric_dollar": "${}"}
-        marks |= {"named": ":p{}", "pyformat": "%(p{})s"}
-        if self._paramstyle not in marks:
-            raise UsageError(f"paramstyle {self._paramstyle!r} is not one of {', '.join(marks)}")
-        first, *rest = text.split("?")
-        mark = marks[self._paramstyle]
-        statement = first + "".join(mark.format(n) + piece for n, piece in enumerate(rest, start=1))
-        bound: object = values
-        if self._paramstyle in ("named", "pyformat"):
-            bound = {f"p{n}": value for n, value in enumerate(values, start=1)}
-        connection = self._connection()
-        if hasattr(connection, "exec_driver_sql"):
-            result: _Cursor = connection.exec_driver_sql(statement, bound if values else None)
-            return result
-        cursor: _Cursor = self.session.cursor()
-        done = cursor.execute(statement, bound) if values else cursor.execute(statement)
-        if inspect.isawaitable(done):
-            if inspect.iscoroutine(done):
-                done.close()
-            raise UsageError("SqlStore needs blocking connections; this one is async")
-        return cursor
-
-    def refuse_autocommit(self) -> None:
-        """In that mode the mark would be there before the work is done."""
-        connection = self._connection()
-        pooled = getattr(connection, "connection", None)  # SQLAlchemy's: the driver's own knows
-        connection = getattr(pooled, "driver_connection", connection)
-        is_sqlite3 = _driver(connection, "?")[0] == "sqlite"
-        mode = getattr(connection, "autocommit", None)
-        if mode is True or (
-            is_sqlite3 and mode is not False and getattr(connection, "isolation_level", "") is None
-        ):
-            raise UsageError("SqlStore: connect gave a connection in autocommit mode; turn it off")
-
-    def commit(self) -> None:
-        self.session.commit()
-
-    def rollback(self) -> None:
-        self.session.rollback()
-
-
-class _Session(Protocol):
-    """A DB-API connection, or a SQLAlchemy Session or Connection (no cursor there)."""
-
-    def connection(self) -> object: ...
-    def cursor(self) -> _Cursor: ...
-    def commit(self) -> object: ...
-    def rollback(self) -> object: ...
-
-
-class _Cursor(Protocol):
-    rowcount: int
-
-    def execute(self, text: str, values: object = ..., /) -> object: ...
-    def fetchone(self) -> Mapping[str, object] | tuple[object, ...]: ...
-    def close(self) -> None: ...
-
-
-def _driver(connection: object, paramstyle: str | None) -> tuple[str, str]:
-    """Dialect and paramstyle by the module (PEP 249) that this connection's class comes from."""
-    dialects = {"sqlite3": "sqlite"}
-    dialects |= dict.fromkeys(("psycopg", "psycopg2", "pg8000"), "postgresql")
-    dialects |= dict.fromkeys(("pymysql", "MySQLdb", "mysql", "mariadb"), "mysql")
-    for cls in type(connection).__mro__:
-        parts = cls.__module__.split(".")
-        for end in range(len(parts), 0, -1):
-            module = sys.modules.get(".".join(parts[:end]))
-            style = getattr(module, "paramstyle", None)
-            if isinstance(style, str):
-                return dialects.get(parts[0], parts[0]), style
-    if paramstyle:
-        return "", paramstyle
-    raise UsageError(
-        f"{type(connection).__module__}.{type(connection).__name__}: its module has no paramstyle; "
-        "give dialect= and paramstyle= to SqlStore"
-    )
 
 
 def _is_connection(got: object) -> bool:

@@ -553,9 +553,9 @@ def test_settings_out_of_range_are_refused(connect, wrong) -> None:
     ],
 )
 def test_marks_are_written_as_the_driver_asks(style, statement, bound) -> None:
-    from cometmq.outbox import _bind
+    from cometmq.sql_session import bind
 
-    assert _bind("a = ? AND b = ?", (1, 2), style) == (statement, bound)
+    assert bind("a = ? AND b = ?", (1, 2), style) == (statement, bound)
 
 
 def test_a_schema_for_each_dialect_and_a_clear_word_for_others() -> None:

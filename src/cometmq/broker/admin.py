@@ -237,6 +237,11 @@ def all_offsets(broker: Broker, call: Call) -> Reply:
     return Reply(body=msgspec.json.encode(broker.offsets.as_wire()))
 
 
+def all_delay_offsets(broker: Broker, call: Call) -> Reply:
+    """45."""
+    return Reply(body=broker.delay.encode())
+
+
 def reset_offset(broker: Broker, call: Call) -> Reply:
     """222: move a group to a time, or one queue to an offset; online members follow at once."""
     header: ResetOffsetHeader = call.header

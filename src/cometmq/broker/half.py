@@ -110,6 +110,13 @@ class Half:
             return None
         return at
 
+    def is_resumed(self, store: Store, given_up: StoredMessage) -> bool:
+        """Whether a transaction that was given up is open again."""
+        return any(
+            one.queue_offset >= self.offset and not self._marks.has(one.queue_offset)
+            for one in with_key_of(store, names.HALF_TOPIC, given_up)
+        )
+
     def _is_unnoted(self, store: Store, stored: StoredMessage) -> bool:
         """Whether an open half is over though no op record says so: whoever had this store before
         us died between the two. The log knows."""

@@ -15,6 +15,7 @@ import msgspec
 
 from cometmq.broker import (
     admin,
+    ask_clients,
     heartbeat,
     names,
     pull,
@@ -75,6 +76,7 @@ TABLE: dict[int, Entry[Broker]] = {
     C.CONSUMER_SEND_MSG_BACK: Entry(retry.send_back, h.SendBackHeader),
     C.RECALL_MESSAGE: Entry(recall.recall, _named(h.RecallHeader)),
     C.END_TRANSACTION: Entry(transaction.end_transaction, _named(h.EndTransactionHeader)),
+    C.RESUME_CHECK_HALF_MESSAGE: Entry(transaction.resume_checks, _named(h.ResumeChecksHeader)),
     # questions
     C.QUERY_MESSAGE: Entry(query.by_key, _named(h.QueryMessageHeader)),
     C.VIEW_MESSAGE_BY_ID: Entry(query.by_log_offset, h.ViewMessageHeader),
@@ -112,7 +114,8 @@ TABLE: dict[int, Entry[Broker]] = {
     C.CLEAN_EXPIRED_CONSUMEQUEUE: Entry(admin.clean_files),
     C.DELETE_EXPIRED_COMMITLOG: Entry(admin.clean_files),
     C.CLEAN_UNUSED_TOPIC: Entry(admin.clean_unused_topics),
-    # timers, as a follower asks for them
+    # delays and timers, as a follower asks for them
+    C.GET_ALL_DELAY_OFFSET: Entry(admin.all_delay_offsets),
     C.GET_TIMER_CHECK_POINT: Entry(recall.timer_check_point),
     C.GET_TIMER_METRICS: Entry(recall.timer_metrics),
     # status
@@ -133,5 +136,6 @@ TABLE: dict[int, Entry[Broker]] = {
     ),
     C.QUERY_CONSUME_TIME_SPAN: Entry(status.time_span, _named(h.TimeSpanHeader)),
     C.VIEW_BROKER_STATS_DATA: Entry(status.stats_item, h.StatsHeader),
-    C.GET_CONSUMER_RUNNING_INFO: Entry(status.ask_client, _named(h.ClientOfGroupHeader)),
+    C.GET_CONSUMER_RUNNING_INFO: Entry(ask_clients.running_info, _named(h.ClientOfGroupHeader)),
+    C.CONSUME_MESSAGE_DIRECTLY: Entry(ask_clients.consume_directly, _named(h.ClientOfGroupHeader)),
 }

@@ -12,14 +12,11 @@ import msgspec
 
 from cometmq import __version__
 from cometmq.errors import RequestRefused
-from cometmq.ports import Send
 from cometmq.requests import Call, Reply
 from cometmq.wire import bodies, fastjson
 from cometmq.wire.bodies import TopicConfig
-from cometmq.wire.codes import LANGUAGES, RequestCode, ResponseCode
-from cometmq.wire.frame import Frame, encode_frame
+from cometmq.wire.codes import LANGUAGES, ResponseCode
 from cometmq.wire.headers import (
-    ClientOfGroupHeader,
     ConsumerGroupHeader,
     ConsumeStatsHeader,
     GroupHeader,
@@ -32,8 +29,6 @@ from cometmq.wire.headers import (
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
-
-FORWARD_TIMEOUT_MS = 10_000
 
 
 def runtime(broker: Broker, call: Call) -> Reply:
@@ -334,25 +329,3 @@ def stats_item(broker: Broker, call: Call) -> Reply:
     seconds = max((call.now_ms - broker.stats.boot_ms) / 1000, 1.0)
     item = {"avgpt": 0.0, "sum": total, "tps": round(total / seconds, 2)}
     return Reply(body=fastjson.dumps({"statsDay": item, "statsHour": item, "statsMinute": item}))
-
-
-def ask_client(broker: Broker, call: Call) -> Reply | None:
-    """307: forwarded to the member with this client id; its answer is relayed as it comes."""
-    header: ClientOfGroupHeader = call.header
-    live = broker.members.consumers.get(header.consumerGroup)
-    for conn, member in live.members.items() if live is not None else ():
-        if member.client.client_id == header.clientId:
-            opaque = broker.next_opaque()
-            frame = Frame(
-                RequestCode.GET_CONSUMER_RUNNING_INFO,
-                opaque=opaque,
-                ext=dict(call.frame.ext),
-                serialize=member.client.serialize,
-            )
-            call.out.append(Send(conn, encode_frame(frame)))
-            broker.forward(conn, opaque, call, call.now_ms + FORWARD_TIMEOUT_MS)
-            return None
-    raise RequestRefused(
-        ResponseCode.SYSTEM_ERROR,
-        f"client {header.clientId!r} of group {header.consumerGroup!r} is not online here",
-    )

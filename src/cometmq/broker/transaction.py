@@ -10,14 +10,21 @@ import logging
 from typing import TYPE_CHECKING
 
 from cometmq.broker import names
-from cometmq.broker.delay import real_message
+from cometmq.broker.delay import real_message, renewed
 from cometmq.broker.half_records import immunity_ms
-from cometmq.errors import MessageIllegal, RequestRefused, StoreError, StoreFull, StoreReadOnly
+from cometmq.errors import (
+    MessageIllegal,
+    RequestRefused,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    UsageError,
+)
 from cometmq.message import StoredMessage
 from cometmq.requests import Call, Reply
 from cometmq.wire import message_id, properties, record
 from cometmq.wire.codes import TRANSACTION_MASK, ResponseCode, SysFlag
-from cometmq.wire.headers import EndTransactionHeader
+from cometmq.wire.headers import EndTransactionHeader, ResumeChecksHeader
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
@@ -98,6 +105,39 @@ def _half(broker: Broker, header: EndTransactionHeader, now_ms: int) -> StoredMe
     if told and not told & known:  # after a crash another half may stand where one was lost
         raise _refuse(f"the half message is another one, {table.get(properties.UNIQUE_KEY)}")
     return stored
+
+
+def resume_checks(broker: Broker, call: Call) -> Reply | None:
+    """323: a transaction that was given up is asked about again, from its first check on."""
+    header: ResumeChecksHeader = call.header
+    try:
+        log_offset = message_id.parse_offset_id(header.msgId)[2]
+    except UsageError as error:
+        raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    raw = broker.store.record_at(log_offset)
+    stored = None if raw is None else record.decode(raw)
+    if stored is None or stored.topic != names.CHECK_MAX_TOPIC:
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"message {header.msgId} is not a given up transaction: only those in "
+            f"{names.CHECK_MAX_TOPIC} can be resumed",
+        )
+    if broker.half.is_resumed(broker.store, stored):
+        raise _refuse(f"transaction {header.msgId} has been resumed and is open")
+    message = renewed(stored, names.HALF_TOPIC, 0)
+    table = properties.parse(stored.properties)
+    table[properties.CHECK_TIMES] = "0"
+    table.pop(properties.FIRST_HALF, None)  # that one has ended
+    message.properties = properties.build(table)
+    message.prepared_offset = 0
+    try:
+        appended = broker.put(message, call.now_ms, is_due=True)
+    except StoreError as error:
+        raise _refusal(error) from None
+    log.info("transaction resumed id=%s", table.get(properties.UNIQUE_KEY))
+    return broker.acknowledge(
+        call, Reply(), appended.end_offset, names.HALF_TOPIC, text=message.properties
+    )
 
 
 def _refuse(why: str) -> RequestRefused:

@@ -210,7 +210,9 @@ async def _query(
     """12 of every broker that has the topic, by store time."""
     route = await route_of(session, session.wrap(topic))
     ext = to_ext(QueryMessageHeader(route.topic, key, most, begin_ms, end_ms))
-    if is_unique:
+    # Brokers disagree whether this field is part of a signature (4.9 leaves it out, 5.x doesn't).
+    # It only lifts their limit of answers, and an id has one.
+    if is_unique and session.options.credentials is None:
         ext["_UNIQUE_KEY_QUERY"] = "true"
 
     async def ask(broker: str, address: str) -> list[ReceivedMessage]:

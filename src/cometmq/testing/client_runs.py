@@ -29,7 +29,8 @@ from cometmq.config import BrokerConfig
 from cometmq.testing.client_checks import Record
 from cometmq.testing.client_members import GROUP, TOPIC, Flow, Member, Sender, unsent
 from cometmq.testing.client_trouble import FAULTS, Trouble
-from cometmq.testing.loop import Process, SimLoop, SimulationError, running_process, simulate
+from cometmq.testing.loop import SimLoop, SimulationError, simulate
+from cometmq.testing.loop_network import Process, running_process
 from cometmq.testing.node import EPOCH_MS
 from cometmq.testing.server_on_loop import SimServer, sim_broker, sim_name_server
 from cometmq.testing.simulate import _utc, commit, fresh

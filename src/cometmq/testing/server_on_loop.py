@@ -28,7 +28,8 @@ from cometmq.ports import NEVER_MS, ConnId, Core, Out, Peer
 from cometmq.store.store import Store
 from cometmq.testing.cluster import _compiled_path
 from cometmq.testing.disk import ProcessEnded, SimulatedFiles
-from cometmq.testing.loop import US, Listener, Process, SimLoop
+from cometmq.testing.loop import SimLoop
+from cometmq.testing.loop_network import US, Listener, Process
 from cometmq.testing.node import DiskPace, SimulatedClock
 from cometmq.wire.frame import Frame
 

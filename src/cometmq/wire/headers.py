@@ -354,6 +354,13 @@ class ConsumerStatusHeader(msgspec.Struct, gc=False, frozen=True):
     clientAddr: str | None = None
 
 
+class ResumeChecksHeader(msgspec.Struct, gc=False, frozen=True):
+    """323."""
+
+    msgId: str
+    topic: str | None = None
+
+
 class ClientOfGroupHeader(msgspec.Struct, gc=False, frozen=True):
     """307 and 309, forwarded by the broker to one client."""
 

@@ -93,6 +93,7 @@ TOPIC_REQUESTS: dict[int, Any] = {
 }
 OPTIONAL_TOPIC_REQUESTS: dict[int, Any] = {
     C.END_TRANSACTION: lambda b, t: (end_of_transaction() | {"topic": t}, b""),
+    C.RESUME_CHECK_HALF_MESSAGE: lambda b, t: ({"msgId": "00" * 16, "topic": t}, b""),
     C.GET_CONSUME_STATS: lambda b, t: ({"consumerGroup": GOOD, "topic": t}, b""),
     C.QUERY_SUBSCRIPTION_BY_CONSUMER: lambda b, t: ({"group": GOOD, "topic": t}, b""),
     C.CLONE_GROUP_OFFSET: lambda b, t: (
@@ -132,6 +133,7 @@ GROUP_REQUESTS: dict[int, Any] = {
     C.QUERY_SUBSCRIPTION_BY_CONSUMER: lambda b, g: ({"group": g}, b""),
     C.QUERY_CONSUME_TIME_SPAN: lambda b, g: ({"topic": "BenchmarkTest", "group": g}, b""),
     C.GET_CONSUMER_RUNNING_INFO: lambda b, g: ({"consumerGroup": g, "clientId": "c"}, b""),
+    C.CONSUME_MESSAGE_DIRECTLY: lambda b, g: ({"consumerGroup": g, "clientId": "c"}, b""),
 }
 NAMELESS = {
     C.VIEW_MESSAGE_BY_ID,  # a topic may ride along; it is not looked at
@@ -148,6 +150,7 @@ NAMELESS = {
     C.DELETE_EXPIRED_COMMITLOG,
     C.CLEAN_UNUSED_TOPIC,
     C.GET_BROKER_RUNTIME_INFO,
+    C.GET_ALL_DELAY_OFFSET,
     C.GET_TIMER_CHECK_POINT,
     C.GET_TIMER_METRICS,
     C.GET_ALL_PRODUCER_INFO,

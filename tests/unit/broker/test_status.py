@@ -11,7 +11,7 @@ import pytest
 from cometmq.wire.codes import RequestCode as C
 
 from .conftest import Benches
-from .harness import NOW_MS, Bench, response
+from .harness import NOW_MS, Bench, bodies_of, response
 
 MQ0 = '{"brokerName":"broker-a","queueId":0,"topic":"T"}'
 
@@ -338,3 +338,25 @@ def test_a_client_that_goes_away_is_207(asked: Bench) -> None:
 def test_a_client_that_is_not_here_is_1(asked: Bench, how: dict[str, Any]) -> None:
     answer = asked.ask(C.GET_CONSUMER_RUNNING_INFO, RUNNING | how)
     assert answer.code == 1 and "not online" in str(answer.remark)
+
+
+def test_a_message_is_handed_to_one_client_and_its_result_relayed(asked: Bench) -> None:
+    sent = asked.sent(body=b"look at this")
+    admin = asked.connect()
+    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": sent.ext["msgId"]}
+    opaque = asked.post(C.CONSUME_MESSAGE_DIRECTLY, ext, conn=admin)
+    (request,) = asked.requests_to(asked.conn)
+    assert request.code == C.CONSUME_MESSAGE_DIRECTLY
+    assert request.ext == ext | {"brokerName": asked.broker.config.name}
+    assert bodies_of(request) == [b"look at this"]
+    asked.turn((asked.conn, response(request, 0, b'{"consumeResult":"CR_SUCCESS"}')))
+    answer = asked.answer(opaque, admin)
+    assert answer is not None and answer.body == b'{"consumeResult":"CR_SUCCESS"}'
+
+
+@pytest.mark.parametrize("text", ["7", "00" * 16])
+def test_a_message_that_is_not_here_is_handed_to_nobody(asked: Bench, text: str) -> None:
+    ext = {"consumerGroup": "G", "clientId": "c1", "msgId": text}
+    answer = asked.ask(C.CONSUME_MESSAGE_DIRECTLY, ext, conn=asked.connect())
+    assert answer.code == 1 and text in str(answer.remark)
+    assert asked.requests_to(asked.conn) == []

@@ -616,6 +616,38 @@ def test_given_up_after_so_many_checks(benches: Benches) -> None:
     assert (figures["cometmqHalfMessages"], figures["cometmqTransactionsGivenUp"]) == ("0", "1")
 
 
+def test_one_that_was_given_up_is_resumed_once(benches: Benches) -> None:
+    bench = benches(transaction_check_max=1)
+    producer(bench)
+    one = begin(bench, key="K1")
+    rounds(bench, 2)
+    asked(bench)
+    (gone,) = stored(bench, GIVEN_UP)
+    named = {"msgId": message_id.offset_id(gone.store_host, gone.log_offset), "topic": GIVEN_UP}
+    assert bench.ask(C.RESUME_CHECK_HALF_MESSAGE, named).code == 0
+    again = bench.ask(C.RESUME_CHECK_HALF_MESSAGE, named)
+    assert again.code == 1 and "open" in str(again.remark)
+    rounds(bench)
+    (ask,) = asked(bench)
+    assert ask.message.body == b"paid" and bodies(bench) == []
+    ended(bench, ask.pair, fromTransactionCheck=True)
+    rounds(bench, 2)
+    assert bodies(bench) == [b"paid"] and asked(bench) == []
+    assert end(bench, one).code == 1
+
+
+@pytest.mark.parametrize("text", ["", "7", "00" * 16, "half"])
+def test_only_those_given_up_are_resumed(bench: Bench, text: str) -> None:
+    producer(bench)
+    one = begin(bench)
+    if text == "half":
+        text = message_id.offset_id(stored(bench, HALF)[0].store_host, one.log_offset)
+    before = bench.state()
+    answer = bench.ask(C.RESUME_CHECK_HALF_MESSAGE, {"msgId": text})
+    assert answer.code == 1 and answer.remark
+    assert bench.state() == before and len(stored(bench, HALF)) == 1
+
+
 def test_the_last_answer_has_a_whole_interval(benches: Benches) -> None:
     bench = benches(transaction_check_max=1)
     producer(bench)

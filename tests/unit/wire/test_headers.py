@@ -86,6 +86,7 @@ TABLE: list[tuple[str, type[msgspec.Struct], str]] = [
         "topic s! defaultTopic s~ readQueueNums i! writeQueueNums i! perm i! topicFilterType s~ "
         "topicSysFlag i? order b~ attributes s? force b?",
     ),
+    ("323", h.ResumeChecksHeader, "topic s? msgId s!"),
     # broker -> client
     (
         "39",
