@@ -19,6 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"cometmq {__version__}")
         return 0
+    if arguments.command == "pipeline":
+        from cometmq.cli import pipeline
+
+        return pipeline.command(arguments)
     from cometmq.cli import serve
 
     return serve.command(arguments)
@@ -59,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
         help="copy all topics and groups from a running broker of the cluster before starting",
     )
     _logging(broker)
+
+    from cometmq.cli import pipeline
+
+    pipeline.add_to(commands)
 
     commands.add_parser("version", help="print the version")
     return parser
