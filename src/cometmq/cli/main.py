@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cometmq.cli import message
+from cometmq.cli import message, pipeline
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.command == "message":
         return message.command(arguments)
+    if arguments.command == "pipeline":
+        return pipeline.command(arguments)
     from cometmq.cli import serve
 
     return serve.command(arguments)
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _logging(broker)
 
     message.add_parser(commands)
+    pipeline.add_parser(commands)
 
     commands.add_parser("version", help="print the version")
     return parser

@@ -1,0 +1,119 @@
+"""`cometmq pipeline`: run a built-in pipeline or a spec file, list what there is.
+
+Owns: the words of that command. One rule: settings are read and checked before a JVM starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+from cometmq.errors import CometError
+
+
+def add_parser(commands: Any) -> None:
+    """Put the command into the parser."""
+    pipeline = commands.add_parser("pipeline", help="run a Spark pipeline over topics")
+    words = pipeline.add_subparsers(dest="what", required=True, metavar="WHAT")
+    run = words.add_parser("run", help="run a built-in pipeline or a spec file", allow_abbrev=False)
+    run.add_argument("name", metavar="NAME-or-FILE", help="a built-in pipeline, or a .toml file")
+    run.add_argument("--master", default=None, help="Spark's master (local[*])")
+    run.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting; of a spec file: section.key=value. May be given several times",
+    )
+    run.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark's own. May be given several times",
+    )
+    words.add_parser("list", help="the built-in pipelines")
+    show = words.add_parser("show", help="what a built-in pipeline does, and its settings")
+    show.add_argument("name", metavar="NAME")
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run it; 0 done, 1 failed, 2 misused."""
+    try:
+        if arguments.what == "list":
+            return _list()
+        if arguments.what == "show":
+            return _show(arguments.name)
+        return _run(arguments)
+    except CometError as error:
+        print(f"cometmq pipeline: {error}", file=sys.stderr)
+        from cometmq.errors import ConfigError, UsageError
+
+        return 2 if isinstance(error, UsageError | ConfigError) else 1
+
+
+def _list() -> int:
+    from cometmq.pipelines import catalogue
+
+    for name in catalogue.HOMES:
+        print(f"{name:<10} {catalogue.summary_of(catalogue.find(name))}")
+    return 0
+
+
+def _show(name: str) -> int:
+    import inspect
+
+    from cometmq.pipelines import catalogue
+
+    function = catalogue.find(name)
+    print(f"{name}: {inspect.getdoc(function)}\n")
+    rows = catalogue.settings_of(function)
+    width = max(len(row[0]) for row in rows)
+    for setting, kind, default in rows:
+        print(f"  {setting:<{width}}  {kind}, {f'default {default}' if default else 'required'}")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from cometmq.pipelines import catalogue
+    from cometmq.pipelines.running import stopping_on_signals
+
+    stop = threading.Event()
+    work: Any
+    if arguments.name.endswith(".toml"):
+        from cometmq.pipelines.spec import read_spec, run_spec
+
+        spec = read_spec(arguments.name, arguments.changes)
+        name = spec.name
+
+        def work(spark: Any) -> Any:
+            return run_spec(spark, spec, stop=stop)
+    else:
+        function = catalogue.find(arguments.name)
+        keywords = catalogue.keywords(function, arguments.changes)
+        name = arguments.name
+
+        def work(spark: Any) -> Any:
+            return function(spark, stop=stop, **keywords)
+
+    from cometmq.spark.local import session
+
+    spark = session(f"cometmq {name}", master=arguments.master, settings=_conf(arguments.conf))
+    with stopping_on_signals(stop):
+        outcome = work(spark)
+    for line in outcome.lines():
+        print(line)
+    spark.stop()
+    return 0
+
+
+def _conf(words: list[str]) -> dict[str, str]:
+    from cometmq.errors import UsageError
+
+    for word in words:
+        if "=" not in word:
+            raise UsageError(f"--conf {word!r}: write it as key=value")
+    return dict(word.split("=", 1) for word in words)

@@ -1,0 +1,118 @@
+"""The pipeline `aggregate`: counts and sums over windows of event time, from JSON bodies.
+
+Owns: that pipeline; it builds the spec that examples/pipelines/orders-by-minute.toml writes down.
+One rule: a window is told once, when it can't change any more; events that come later than the
+watermark allows are counted in the summary.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING, Literal
+
+from cometmq.errors import UsageError
+from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
+from cometmq.pipelines.sinks import AVAILABLE_NOW, start_to
+from cometmq.pipelines.spec import Transform, Watermark, transformed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def aggregate(
+    spark: SparkSession,
+    *,
+    namesrv: str,
+    topic: str,
+    schema: str,
+    checkpoint: str,
+    window: str = "1 minute",
+    by: list[str] | None = None,
+    sums: list[str] | None = None,
+    event_time: str = "born_time",
+    late: str = "10 minutes",
+    to_topic: str | None = None,
+    lake: str | None = None,
+    format: Literal["parquet", "delta", "iceberg"] = "parquet",
+    starting_offsets: str = "earliest",
+    trigger: str = AVAILABLE_NOW,
+    tell: Tell = to_stderr,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Count messages and sum their fields in windows of time, into a topic or a lake.
+
+    `schema` describes the JSON body ("country string, amount double"); `by` and `sums` name fields
+    of it. Rows: window_start, window_end, the fields of `by`, `messages`, `sum_<field>` of each of
+    `sums`. A window is written when `late` has passed since the newest event; the newest windows of
+    a run stay open for the next one. Into a topic each row is a JSON body whose key is the window's
+    start and the fields of `by`.
+    """
+    if (to_topic is None) == (lake is None):
+        raise UsageError("aggregate writes to to_topic or to lake: give one")
+    rows = (
+        spark.readStream.format("rocketmq")
+        .option("namesrv", namesrv)
+        .option("topic", topic)
+        .option("startingOffsets", starting_offsets)
+        .load()
+    )
+    what = Transform(json=schema, watermark=Watermark(event_time, late))
+    counted = _counted(transformed(spark, rows, what), event_time, window, by or [], sums or [])
+    name = f"aggregate-{topic}"
+    if to_topic is not None:
+        options = {"namesrv": namesrv, "topic": to_topic}
+        writer = start_to(
+            spark,
+            _as_messages(counted, by or []),
+            format="rocketmq",
+            options=options,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            name=name,
+        )
+    else:
+        writer = start_to(
+            spark,
+            counted,
+            format=format,
+            path=lake,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            name=name,
+        )
+    return run_stream(name, writer, tell=tell, stop=stop)
+
+
+def _counted(
+    rows: DataFrame, event_time: str, window: str, by: list[str], sums: list[str]
+) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    for name in (*by, *sums):
+        if not _NAME.fullmatch(name) or name not in rows.columns:
+            raise UsageError(f"aggregate: the schema has no field {name!r}")
+    totals = [f.sum(name).alias(f"sum_{name}") for name in sums]
+    grouped = rows.groupBy(f.window(event_time, window), *by)
+    return grouped.agg(f.count("*").alias("messages"), *totals).select(
+        f.col("window.start").alias("window_start"),
+        f.col("window.end").alias("window_end"),
+        *by,
+        "messages",
+        *(f"sum_{name}" for name in sums),
+    )
+
+
+def _as_messages(counted: DataFrame, by: list[str]) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    start = f.date_format("window_start", "yyyyMMdd'T'HHmmss")
+    parts = [f.regexp_replace(f.col(name).cast("string"), r"\s", "_") for name in by]
+    key = f.concat_ws("-", start, *parts)
+    return counted.select(
+        f.to_json(f.struct(*counted.columns)).alias("body"),
+        key.alias("keys"),
+        key.alias("sharding_key"),
+    )

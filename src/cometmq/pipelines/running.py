@@ -1,0 +1,235 @@
+"""Running a stream to its end, or until it is told to stop, with a line for every batch.
+
+Owns: progress, clean stops, the summary. One rule: a stop lets the batch under way come to its end
+(for a while), so that nothing half-written needs to be done again; what a stop does cut off is
+replayed by the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cometmq.errors import CometError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger("cometmq.pipelines")
+
+Tell = Callable[[str], None]
+
+POLL_S = 0.2
+STOP_WAIT_S = 60.0
+"""How long a stop waits for the batch under way."""
+QUIET_S = 10.0
+"""After so long without a finished batch a line says what is going on."""
+
+
+class PipelineFailed(CometError):
+    """A pipeline ended with an error; the text is Spark's reason, without the stack."""
+
+
+class Outcome(msgspec.Struct):
+    """What a pipeline did."""
+
+    name: str
+    rows: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    lag: int | None = None
+    is_stopped: bool = False
+    """It was told to stop before it was done."""
+    figures: dict[str, Any] = {}
+    """More, by name, for the summary."""
+
+    def lines(self) -> list[str]:
+        """The summary, one fact a line."""
+        rate = self.rows / self.seconds if self.seconds else 0.0
+        told = [
+            ("rows", f"{self.rows:,}"),
+            ("batches", f"{self.batches:,}"),
+            ("seconds", f"{self.seconds:.1f}"),
+            ("rows/s", f"{rate:,.0f}"),
+        ]
+        if self.lag is not None:
+            told.append(("lag", f"{self.lag:,}"))
+        told += [(name, _shown(value)) for name, value in self.figures.items()]
+        width = max(len(name) for name, _ in told)
+        end = "stopped" if self.is_stopped else "done"
+        return [f"{self.name}: {end}", *(f"  {name:<{width}}  {value}" for name, value in told)]
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stopping_on_signals(stop: threading.Event, tell: Tell = to_stderr) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask for a clean stop; a second one ends the program as usual."""
+
+    def asked(number: int, _frame: object) -> None:
+        for one, before in previous.items():
+            signal.signal(one, before)
+        tell(f"{signal.Signals(number).name}: stopping after the batch under way")
+        stop.set()
+
+    previous = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    for one in previous:
+        signal.signal(one, asked)
+    try:
+        yield
+    finally:
+        for one, before in previous.items():
+            signal.signal(one, before)
+
+
+def run_stream(
+    name: str,
+    writer: DataStreamWriter,
+    *,
+    tell: Tell = to_stderr,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Start a query and follow it until it ends (Trigger.AvailableNow) or `stop` is set."""
+    began = time.monotonic()
+    try:
+        query = writer.start()
+    except Exception as error:
+        raise PipelineFailed(f"{name}: {reason_of(error)}") from error
+    outcome = Outcome(name)
+    try:
+        _follow(query, outcome, tell, stop or threading.Event())
+    finally:
+        if query.isActive:
+            query.stop()
+        outcome.seconds = time.monotonic() - began
+    failure = query.exception()
+    if failure is not None and not outcome.is_stopped:
+        raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
+    return outcome
+
+
+def _follow(query: StreamingQuery, outcome: Outcome, tell: Tell, stop: threading.Event) -> None:
+    seen, told_s = -1, time.monotonic()
+    while True:
+        is_active = query.isActive
+        for progress in _fresh(query, seen):
+            seen = int(progress["batchId"])
+            if _count(outcome, progress):
+                tell(_line(outcome, progress))
+                told_s = time.monotonic()
+        if not is_active:
+            return
+        if stop.is_set():
+            outcome.is_stopped = True
+            _stop(query, tell)
+            for progress in _fresh(query, seen):
+                _count(outcome, progress)
+            return
+        if time.monotonic() - told_s > QUIET_S:
+            tell(f"{outcome.name}: {query.status['message'].lower()}")
+            told_s = time.monotonic()
+        stop.wait(POLL_S)
+
+
+def _fresh(query: StreamingQuery, seen: int) -> list[Any]:
+    return [one for one in query.recentProgress if int(one["batchId"]) > seen]
+
+
+def _count(outcome: Outcome, progress: Any) -> bool:
+    """False for a report that says only that nothing came."""
+    outcome.lag = lag_of(progress, outcome.lag)
+    rows = int(progress["numInputRows"])
+    if rows == 0:
+        return False
+    outcome.rows += rows
+    outcome.batches += 1
+    return True
+
+
+def _line(outcome: Outcome, progress: Any) -> str:
+    took_s = max(int(progress["durationMs"].get("triggerExecution", 0)) / 1000, 0.001)
+    rows = int(progress["numInputRows"])
+    lag = "" if outcome.lag is None else f"  lag {outcome.lag:,}"
+    return (
+        f"{outcome.name}: batch {progress['batchId']}  {rows:,} rows  {rows / took_s:,.0f} rows/s"
+        f"{lag}  total {outcome.rows:,}"
+    )
+
+
+def lag_of(progress: Any, default: int | None = None) -> int | None:
+    """Messages behind the end of the topics when the batch was planned, over all sources."""
+    total: int | None = None
+    for source in progress["sources"]:
+        end, latest = source["endOffset"], source["latestOffset"]
+        behind = _behind(_offsets(end), _offsets(latest))
+        if behind is not None:
+            total = (total or 0) + behind
+    return default if total is None else total
+
+
+def _offsets(text: Any) -> Any:
+    """Spark hands an offset on as JSON text or as the value it stands for."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return None
+
+
+def _behind(end: Any, latest: Any) -> int | None:
+    """Both as the source writes them: {"v": 1, "queues": {topic: {broker: {queue: offset}}}}."""
+    if not isinstance(end, dict) or not isinstance(latest, dict):
+        return None
+    at, most = _flat(end), _flat(latest)
+    if not most:
+        return None
+    return sum(max(offset - at.get(queue, 0), 0) for queue, offset in most.items())
+
+
+def _flat(offsets: dict[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    found: dict[tuple[str, ...], int] = {}
+    table = offsets.get("queues", {}) if not above else offsets
+    for name, value in table.items() if isinstance(table, dict) else ():
+        if isinstance(value, dict):
+            found |= _flat(value, (*above, name))
+        elif isinstance(value, int):
+            found[*above, name] = value
+    return found
+
+
+def _stop(query: StreamingQuery, tell: Tell) -> None:
+    ends_s = time.monotonic() + STOP_WAIT_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < ends_s:
+        time.sleep(POLL_S / 4)
+        if not query.status["isDataAvailable"]:
+            break
+    if query.isActive and query.status["isTriggerActive"] and time.monotonic() >= ends_s:
+        tell(f"the batch under way takes longer than {STOP_WAIT_S:.0f} s: it will be done again")
+    query.stop()
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of an error that a person needs: Spark wraps a Python error in pages of stack."""
+    text = str(error)
+    for line in reversed(text.splitlines()):
+        name, colon, rest = line.strip().partition(": ")
+        if colon and "." in name and name.split(".")[-1][:1].isupper() and " " not in name:
+            if name.startswith(("cometmq.", "pyspark.errors", "builtins.")):
+                return rest or line.strip()
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first or type(error).__name__

@@ -1,0 +1,73 @@
+"""Where a pipeline's rows go: a topic, a lake, the terminal.
+
+Owns: one way to start a stream into any of them. One rule: every lake is written exactly once per
+batch; what each format costs and promises stands in docs/spark.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cometmq.errors import UsageError
+from cometmq.pipelines.lake import ParquetLake, writer_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+AVAILABLE_NOW = "available-now"
+_INTERVAL = re.compile(r"\d+\s*(ms|milliseconds?|s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
+
+
+def start_to(
+    spark: SparkSession,
+    frame: DataFrame,
+    *,
+    format: str,
+    checkpoint: str,
+    name: str,
+    path: str | None = None,
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+    mode: str = "append",
+    trigger: str = AVAILABLE_NOW,
+) -> DataStreamWriter:
+    """A stream that is ready to start."""
+    writer = frame.writeStream.queryName(name).option("checkpointLocation", checkpoint)
+    writer = with_trigger(writer.outputMode(mode), trigger)
+    for key, value in (options or {}).items():
+        writer = writer.option(key, value)
+    if format in ("rocketmq", "console"):
+        return writer.format(format)
+    if path is None:
+        raise UsageError(f"a lake of format {format} needs a path")
+    lake = open_lake(spark, format, path, checkpoint, partition_by)
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        lake.write(rows, batch_id)
+
+    return writer.foreachBatch(write)
+
+
+def open_lake(
+    spark: SparkSession, format: str, path: str, checkpoint: str, partition_by: Sequence[str] = ()
+) -> ParquetLake:
+    """The lake of a format, with the hand of the stream that has this checkpoint."""
+    if format == "parquet":
+        return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by)
+    raise UsageError(f"unknown lake format {format!r}")
+
+
+def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    """`available-now`, or an interval such as `10 seconds`."""
+    text = trigger.strip().lower()
+    if text == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    if not _INTERVAL.fullmatch(text):
+        raise UsageError(
+            f"trigger {trigger!r}: write {AVAILABLE_NOW!r} (what is there, then end) or an "
+            "interval such as '10 seconds'"
+        )
+    return writer.trigger(processingTime=text)
