@@ -153,7 +153,11 @@ def _fresh(query: StreamingQuery, seen: int) -> list[Any]:
 
 def _count(outcome: Outcome, progress: Any) -> bool:
     """False for a report that says only that nothing came."""
-    outcome.lag = lag_of(progress, outcome.lag)
+    found = _lag(progress)
+    if found is not None:
+        outcome.lag, lost = found
+        if lost:
+            outcome.figures["offsets lost"] = lost
     rows = int(progress["numInputRows"])
     if rows == 0:
         return False
@@ -172,44 +176,18 @@ def _line(outcome: Outcome, progress: Any) -> str:
     )
 
 
-def lag_of(progress: Any, default: int | None = None) -> int | None:
-    """Messages behind the end of the topics when the batch was planned, over all sources."""
-    total: int | None = None
-    for source in progress["sources"]:
-        end, latest = source["endOffset"], source["latestOffset"]
-        behind = _behind(_offsets(end), _offsets(latest))
-        if behind is not None:
-            total = (total or 0) + behind
-    return default if total is None else total
+def _lag(progress: Any) -> tuple[int, int] | None:
+    """(messages behind the end of the topics when the batch was planned, offsets given up)."""
+    from cometmq.spark.listener import lag_of
+
+    offsets = [(_text(one["endOffset"]), _text(one["latestOffset"])) for one in progress["sources"]]
+    found = lag_of(offsets, query_id="")
+    return None if found is None else (found.total, found.lost)
 
 
-def _offsets(text: Any) -> Any:
+def _text(offset: Any) -> str | None:
     """Spark hands an offset on as JSON text or as the value it stands for."""
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return None
-
-
-def _behind(end: Any, latest: Any) -> int | None:
-    """Both as the source writes them: {"v": 1, "queues": {topic: {broker: {queue: offset}}}}."""
-    if not isinstance(end, dict) or not isinstance(latest, dict):
-        return None
-    at, most = _flat(end), _flat(latest)
-    if not most:
-        return None
-    return sum(max(offset - at.get(queue, 0), 0) for queue, offset in most.items())
-
-
-def _flat(offsets: dict[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    found: dict[tuple[str, ...], int] = {}
-    table = offsets.get("queues", {}) if not above else offsets
-    for name, value in table.items() if isinstance(table, dict) else ():
-        if isinstance(value, dict):
-            found |= _flat(value, (*above, name))
-        elif isinstance(value, int):
-            found[*above, name] = value
-    return found
+    return offset if offset is None or isinstance(offset, str) else json.dumps(offset)
 
 
 def _stop(query: StreamingQuery, tell: Tell) -> None:
