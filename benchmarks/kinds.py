@@ -484,6 +484,7 @@ def pending(name: str, kind: str, count: int) -> dict[str, float]:
             server = start_comet(name, folder)
             processes += server.processes
             found[f"start_after_{what}_s"] = server.start_s
+            found[f"start_cpu_after_{what}_s"] = cpu_s(server)
             _await_status(server, field_name, count)
             found[f"anonymous_after_{what}_mb"] = server.memory_mb()["anonymous_mb"]
             found["idle_anonymous_mb"] = before["anonymous_mb"]
@@ -629,6 +630,7 @@ def report(
                     "",
                 ],
                 ["stop, s", f"{one['stop_s']:.2f}", "", ""],
+                ["CPU of a start after kill -9, s", f"{one['start_cpu_after_kill_s']:.2f}", "", ""],
                 ["start after a clean stop, s", f"{one['start_after_stop_s']:.2f}", "", ""],
                 [
                     "start after kill -9, s",
