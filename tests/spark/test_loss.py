@@ -44,8 +44,8 @@ def fill(broker: LocalBroker, numbers: range) -> None:
             )
 
 
-def expire(broker: LocalBroker) -> int:
-    """All but the last files of the log go; returns the least offset that queue 0 still has."""
+def expire(broker: LocalBroker) -> None:
+    """The first files of the log go; more of them may go a little later."""
     broker.move_clock(100 * 3600)
     least, ends = 0, time.monotonic() + 30
     with Remote(broker.broker_address) as remote:
@@ -55,7 +55,6 @@ def expire(broker: LocalBroker) -> int:
             remote.call(RequestCode.TRIGGER_DELETE_FILES)
             least = int(remote.call(RequestCode.GET_MIN_OFFSET, where).ext["offset"])
             time.sleep(0.1)
-    return least
 
 
 def test_retention_that_overtakes_a_stream_fails_it_by_name(
@@ -64,8 +63,8 @@ def test_retention_that_overtakes_a_stream_fails_it_by_name(
     fill(broker, range(20))
     assert stream.run(topic="t", startingOffsets="earliest") == list(range(20))
     fill(broker, range(20, 300))
-    least = expire(broker)
-    said = f"topic 't' broker broker-a queue 0 from offset 10 to {least - 1} are lost"
+    expire(broker)
+    said = r"topic 't' broker broker-a queue 0 from offset 10 to 1\d\d are lost"
     with pytest.raises(PySparkException, match=said):
         stream.run(topic="t")
     # Nothing was skipped silently by having tried: it fails again.
@@ -80,19 +79,19 @@ def test_or_it_goes_on_with_a_count(stream: Stream, broker: LocalBroker) -> None
     fill(broker, range(20))
     stream.run(topic="t", startingOffsets="earliest")
     fill(broker, range(20, 300))
-    least = expire(broker)
-    with Remote(broker.broker_address) as remote:
-        where = {"topic": "t", "queueId": "1"}
-        other = int(remote.call(RequestCode.GET_MIN_OFFSET, where).ext["offset"])
+    expire(broker)
     stream.spark.streams.addListener(listener)
     try:
         query = stream.start(topic="t", failOnDataLoss="false")
         assert query.awaitTermination(WAIT_S)
     finally:
         stream.spark.streams.removeListener(listener)
-    left = [*range(2 * least, 300, 2), *range(2 * other + 1, 300, 2)]
-    assert stream.all() == sorted([*range(20), *left])
-    lost = (least - 10) + (other - 10)
+    left = stream.all()[20:]
+    evens, odds = [n for n in left if n % 2 == 0], [n for n in left if n % 2]
+    assert evens == list(range(evens[0], 300, 2))
+    assert odds == list(range(odds[0], 300, 2))
+    lost = 300 - 20 - len(left)
+    assert lost > 150
     assert f'"lost": {lost}' in str(query.lastProgress.sources[0].endOffset)
     fill(broker, range(300, 310))
     assert stream.run(topic="t") == list(range(300, 310)), "it is told once"
@@ -100,13 +99,16 @@ def test_or_it_goes_on_with_a_count(stream: Stream, broker: LocalBroker) -> None
 
 def test_a_batch_of_offsets_that_are_gone(spark: Any, broker: LocalBroker) -> None:
     fill(broker, range(300))
-    least = expire(broker)
+    expire(broker)
     start = '{"t": {"broker-a": {"0": 0, "1": "latest"}}}'
     reader = spark.read.format("rocketmq").option("namesrv", broker.namesrv).option("topic", "t")
     reader = reader.option("startingOffsets", start)
-    with pytest.raises(PySparkException, match=f"queue 0 from offset 0 to {least - 1} are lost"):
+    with pytest.raises(PySparkException, match=r"queue 0 from offset 0 to 1\d\d are lost"):
         reader.load().count()
-    assert reader.option("failOnDataLoss", "false").load().count() == 150 - least
+    found = reader.option("failOnDataLoss", "false").load().select("queue_offset").collect()
+    offsets = [row.queue_offset for row in found]
+    assert offsets == list(range(150 - len(offsets), 150))
+    assert 0 < len(offsets) < 50
 
 
 def test_files_that_go_between_plan_and_read(

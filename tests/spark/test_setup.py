@@ -133,18 +133,19 @@ def test_imports_are_light() -> None:
     assert done.stdout.strip() == "rocketmq"
 
 
-def test_the_format_is_found_without_registering(tmp_path: Path) -> None:
+def test_the_format_is_found_without_registering() -> None:
     code = (
         "import os, cometmq.spark\n"
         "cometmq.spark.ensure_java()\n"
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
         "spark = spark.getOrCreate()\n"
-        "frame = spark.read.format('rocketmq').option('namesrv', 'x:1').option('topic', 't').load()\n"
+        "reader = spark.read.format('rocketmq').option('namesrv', 'x:1')\n"
+        "frame = reader.option('topic', 't').load()\n"
         "print(','.join(frame.columns))\n"
         "spark.stop()\n"
     )
-    done = python(code)
+    done = python(code, PYSPARK_PYTHON=sys.executable)  # as an activated virtualenv has it
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("topic,broker,queue_id,queue_offset")
 
