@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import random
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from cometmq.client import outgoing
@@ -32,7 +34,16 @@ OTHERS: list[dict[str, Any]] = [
     {"sharding_key": "s"},
     {"delay_level": 3},
     {"waits_for_storage": False},
+    {"deliver_at": datetime(2026, 3, 1, tzinfo=UTC)},
+    {"ttl": timedelta(seconds=5)},
 ]
+
+
+def test_every_field_of_a_message_is_tried() -> None:
+    """One that the quick way does not know of would be left out without a word."""
+    tried = {"topic", "body", "tags", "keys", *(name for one in OTHERS for name in one)}
+    elsewhere = {"flag", "unique_id"}  # in the header; a parameter of its own
+    assert {field.name for field in msgspec.structs.fields(Message)} == tried | elsewhere
 
 
 def _said(act: Any, *arguments: Any) -> object:
