@@ -166,7 +166,8 @@ def _recover_log(
 
     # A file more than was durable: RocketMQ's wheel may have missed slots that its log has.
     begin = 0 if wheel.is_blank else max(check.log_end - timer_log.file_bytes, 0)
-    cut = timer_log.recover(begin, is_good)
+    cut = timer_log.recover(begin, check.log_end, is_good)
+    wheel.is_dirty = True  # it too may be in the system's memory only
     if cut:
         log.warning("timer log cut at=%d units=%d", timer_log.end, cut)
 

@@ -143,10 +143,11 @@ class TimerLog:
 
     # ------------------------------------------------------------------------------------ recovery
 
-    def recover(self, begin: int, is_good: Callable[[int, Unit], bool]) -> int:
+    def recover(self, begin: int, durable: int, is_good: Callable[[int, Unit], bool]) -> int:
         """Find the end, walking from the file of `begin` on: units are believed as long as they
-        are whole and `is_good` says so. The rest is cut, durably. Returns how many were cut off,
-        as far as they can be told."""
+        are whole and `is_good` says so. The rest is cut, durably. Units from `durable` on may be in
+        the system's memory only, left by a process that was killed: they count as added anew.
+        Returns how many were cut off, as far as they can be told."""
         end = self._find_end(min(begin, max(self._segments.end - 1, 0)), is_good)
         cut = 0
         segment = self._segments.find(end)
@@ -160,6 +161,7 @@ class TimerLog:
             segment.zero_from(end - segment.start)
         self._segments.remove_after(end)
         self.end = end
+        self._dirty |= dict.fromkeys(self._from(durable))
         return cut
 
     def _find_end(self, begin: int, is_good: Callable[[int, Unit], bool]) -> int:

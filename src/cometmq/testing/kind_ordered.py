@@ -75,10 +75,11 @@ class OrderedConsumer(Consumer):
 
     def take(self, client: Client, share: Share, frame: Frame, boot: int) -> None:
         for message in record.decode_all(frame.body):
-            self._judge(client, share, message)
+            self._judge(client, message, int(frame.ext["minOffset"]))
         self.go_on(client, share, frame, boot)
 
-    def _judge(self, client: Client, share: Share, message: StoredMessage) -> None:
+    def _judge(self, client: Client, message: StoredMessage, least: int) -> None:
+        """`least`: what is before it has expired from the log, unread or not."""
         history, group = client.history, self.plan.group
         key = properties.get(message.properties, KEY) or ""
         number = int(properties.get(message.properties, NUMBER) or "0")
@@ -90,7 +91,7 @@ class OrderedConsumer(Consumer):
         ack = history.acks.get(place, {}).get(offset)
         if ack is None or ack.token != token:
             return  # lost, as it may be
-        if offset < history.excused.get((group, place), 0):
+        if offset < max(history.excused.get((group, place), 0), least):
             return
         if (*place, offset, token) not in history.consumed.get(group, set()):
             history.problem(

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.errors import StoreCorrupt
 from cometmq.store.files import RealFiles
-from cometmq.store.timer_log import TimerLog, Unit
+from cometmq.store.timer_log import UNIT_BYTES, TimerLog, Unit
 from cometmq.store.timer_wheel import TimerWheel
 
 T0 = 1_700_000_000_000
@@ -41,7 +41,7 @@ def opened(
 ) -> TimerLog:
     log = TimerLog(RealFiles(root), file_bytes)
     log.load()
-    log.recover(0, is_good)
+    log.recover(0, 0, is_good)
     return log
 
 
@@ -230,3 +230,21 @@ def test_a_wheel_of_another_length_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "timerwheel").write_bytes(bytes(320))
     with pytest.raises(StoreCorrupt, match="timerwheel is 320 bytes"):
         TimerWheel(RealFiles(tmp_path), 1000)
+
+
+def test_units_behind_the_durable_end_are_synced_again(tmp_path: Path) -> None:
+    """A killed process leaves them in the system's memory; a power loss later would take them."""
+    log = opened(tmp_path)
+    for number in range(3 * (SMALL // UNIT_BYTES)):
+        log.append(unit(number))
+    end = log.end
+    assert log.take_dirty()
+    log.close()
+    later = TimerLog(RealFiles(tmp_path), SMALL)
+    later.load()
+    later.recover(0, SMALL + UNIT_BYTES, always)
+    assert later.end == end and later.is_dirty
+    files = len(list((tmp_path / "timerlog").iterdir()))
+    assert len(later.take_dirty()) == files - 1, "all but the first file"
+    assert not later.is_dirty
+    later.close()
