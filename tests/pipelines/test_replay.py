@@ -102,7 +102,10 @@ def test_a_span_of_a_topic_at_its_pace(
 def test_a_killed_replay_goes_on(
     spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path
 ) -> None:
-    send(rocketmq, "cut", range(2000))
+    for thousand in range(2):  # apart in time: two slices at least
+        send(rocketmq, "cut", range(thousand * 1000, thousand * 1000 + 1000))
+        time.sleep(0.3)
+    marks = tmp_path / "c" / "replay"
     with LocalBroker() as other:
         other.create_topic("cut", queues=4)
         words: Any = {
@@ -116,7 +119,9 @@ def test_a_killed_replay_goes_on(
         options = ["batchMessages=20"]
         other.delay(RequestCode.SEND_BATCH_MESSAGE, 0.1, times=100_000)
         with running(tmp_path / "log", "replay", sink_options=options[0], **words) as pipeline:
-            pipeline.wait_until(lambda: count_topic(other.namesrv, "cut") >= 700)
+            pipeline.wait_until(lambda: any(marks.glob("*.done")))
+            sent = count_topic(other.namesrv, "cut")
+            pipeline.wait_until(lambda: count_topic(other.namesrv, "cut") > sent)
             pipeline.kill()
         other.clear_faults()
         assert count_topic(other.namesrv, "cut") < 2000
