@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,9 @@ def test_a_lake_comes_back(spark: SparkSession, rocketmq: LocalBroker, tmp_path:
         "sharding_key": lambda n: f"s{n % 4}",
         "properties": lambda n: {"n": str(n), "REPLY_TO_CLIENT": "gone"},
     }
-    send(rocketmq, "past", range(400), **fields)
+    send(rocketmq, "past", range(200), **fields)
+    time.sleep(0.3)
+    send(rocketmq, "past", range(200, 400), **fields)
     send(rocketmq, "other", range(1000, 1010))
     lake = str(tmp_path / "lake")
     quiet: Any = {"namesrv": rocketmq.namesrv, "tell": lambda line: None}
@@ -46,8 +49,19 @@ def test_a_lake_comes_back(spark: SparkSession, rocketmq: LocalBroker, tmp_path:
         "rows_per_batch": 100,
         "tell": lines.append,
     }
+    stop = threading.Event()
+
+    def stop_after_one(line: str) -> None:
+        if "slice 1 of" in line:
+            stop.set()
+
+    outcome = replay(spark, **{**words, "tell": stop_after_one}, stop=stop)
+    first = outcome.rows
+    assert outcome.is_stopped and outcome.batches == 1 and 100 <= first < 400
+    assert count_topic(rocketmq.namesrv, "again") == first, "nothing half-sent"
     outcome = replay(spark, **words)
-    assert outcome.rows == 400 and outcome.figures["planned"] == 400
+    assert "1 of" in lines[0] and "slices were sent before" in lines[0]
+    assert outcome.rows == 400 - first and outcome.figures["planned"] == 400
     there = read_topic(rocketmq.namesrv, "again")
     assert by_queue(there) == {q: list(range(q, 400, 4)) for q in range(4)}
     for one in there:

@@ -20,10 +20,11 @@ waited for the answer is gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from cometmq.client.outgoing import SHARDING_KEY
+from cometmq.errors import UsageError
 from cometmq.message import MessageQueue
 
 if TYPE_CHECKING:
@@ -68,6 +69,18 @@ COLUMNS = (
     "properties",
 )
 """What a copy needs of the source's columns."""
+
+SPLITTING = ("minPartitions", "maxRecordsPerPartition")
+
+
+def check_order(order: Order, source: Mapping[str, str]) -> None:
+    """UsageError if options of the source take a queue apart whose order is to be kept."""
+    given = {name.lower() for name in source}
+    if order != "none" and any(name.lower() in given for name in SPLITTING):
+        raise UsageError(
+            f"{' and '.join(SPLITTING)} split a queue over tasks, which would mix its order up: "
+            "leave them out, or set order=none"
+        )
 
 
 def as_copies(

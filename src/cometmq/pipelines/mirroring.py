@@ -10,15 +10,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from cometmq.errors import UsageError
-from cometmq.pipelines.copying import COLUMNS, Order, as_copies
+from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
 from cometmq.pipelines.reaching import target_queues, words_to_options
 from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, start_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-SPLITTING = ("minpartitions", "maxrecordsperpartition")
 
 
 def mirror(
@@ -57,11 +55,7 @@ def mirror(
     target = to_namesrv or namesrv
     if to_topic == topic and target == namesrv:
         raise UsageError(f"mirror: {topic!r} would be copied into itself, without end")
-    if order != "none" and any(name.lower() in SPLITTING for name in source):
-        raise UsageError(
-            f"{' and '.join(SPLITTING)} split a queue over tasks, which would mix its order up: "
-            "leave them out, or set order=none"
-        )
+    check_order(order, source)
     found = target_queues(target, sink, to_topic, queues)
     read = {
         "namesrv": namesrv,

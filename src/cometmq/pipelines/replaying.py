@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cometmq.errors import UsageError
 from cometmq.message import MessageQueue
 from cometmq.pipelines.archiving import SCHEMA
-from cometmq.pipelines.copying import COLUMNS, Order, as_copies
+from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import writer_of
 from cometmq.pipelines.reaching import target_queues, words_to_options
@@ -69,10 +69,9 @@ def replay(
     that a message comes from. Run again with the same checkpoint it goes on where it ended.
     """
     factor = _factor(pace)
-    source, sink = (
-        words_to_options(source_options, "source_options"),
-        words_to_options(sink_options, "sink_options"),
-    )
+    source = words_to_options(source_options, "source_options")
+    sink = words_to_options(sink_options, "sink_options")
+    check_order(order, source)
     topics = _topics(lake, topic)
     span = _span(begin, end)
     home = from_namesrv or namesrv
@@ -87,7 +86,7 @@ def replay(
     else:
         reading = _Topics(spark, {"namesrv": home, **source}, topics, span, where)
     settings = {
-        "from": lake or f"{home}",
+        "from": lake or home,
         "topic": ",".join(topics),
         "begin": str(span[0]),
         "end": str(span[1]),
