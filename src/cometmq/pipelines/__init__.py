@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cometmq.pipelines.aggregating import aggregate
     from cometmq.pipelines.archiving import archive
+    from cometmq.pipelines.compacting import compact
     from cometmq.pipelines.dead_letters import dlq
     from cometmq.pipelines.deduping import dedupe
     from cometmq.pipelines.mirroring import mirror
@@ -31,6 +32,7 @@ _HOMES = {
     "Spec": "spec",
     "aggregate": "aggregating",
     "archive": "archiving",
+    "compact": "compacting",
     "dedupe": "deduping",
     "dlq": "dead_letters",
     "mirror": "mirroring",
@@ -46,6 +48,7 @@ __all__ = [
     "Spec",
     "aggregate",
     "archive",
+    "compact",
     "dedupe",
     "dlq",
     "mirror",

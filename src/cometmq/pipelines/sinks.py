@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.lake import ParquetLake, writer_of
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW = "available-now"
 _INTERVAL = re.compile(r"\d+\s*(ms|milliseconds?|s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
+
+
+class Lake(Protocol):
+    """What every format has."""
+
+    path: str
+    files_written: int
+
+    def write(self, rows: DataFrame, batch_id: int) -> int:
+        """Publish a batch; 0 if it had been published before."""
+        ...
 
 
 def start_to(
@@ -53,11 +64,16 @@ def start_to(
 
 def open_lake(
     spark: SparkSession, format: str, path: str, checkpoint: str, partition_by: Sequence[str] = ()
-) -> ParquetLake:
+) -> Lake:
     """The lake of a format, with the hand of the stream that has this checkpoint."""
     if format == "parquet":
         return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by)
-    raise UsageError(f"unknown lake format {format!r}")
+    if format in ("delta", "iceberg"):
+        from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake
+
+        kind = DeltaLake if format == "delta" else IcebergLake
+        return kind(path, writer_of(spark, checkpoint), partition_by)
+    raise UsageError(f"unknown lake format {format!r}: it is parquet, delta or iceberg")
 
 
 def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:

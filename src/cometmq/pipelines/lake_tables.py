@@ -1,0 +1,158 @@
+"""Delta and Iceberg tables that streams write to exactly once, without a jar.
+
+Owns: how a micro-batch becomes a commit of such a table. One rule: the number of the batch is part
+of the same commit as its rows, under the name of the stream's writer, so that a batch that is
+replayed is seen to be there.
+
+    Delta     `deltalake`: the protocol's own transaction (app id = writer, version = batch)
+    Iceberg   `pyiceberg`: a table property `cometmq.batch.<writer>`, set in the transaction that
+              appends; the snapshot's summary says writer and batch too
+
+A batch passes through the driver (toArrow): it must fit in the driver's memory, several times. Keep
+batches small (maxOffsetsPerTrigger, `rows_per_batch`), or use a Parquet lake, which executors write
+without the driver. An Iceberg path is a folder, whose catalogue is an SQLite file in it, or
+`catalog:NAME/namespace.table` of pyiceberg's own configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cometmq.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("cometmq.pipelines")
+
+MAX_BATCH_BYTES = 2 * 1024**3
+"""Of a batch as Arrow has it: more would end the driver's process without a word."""
+_FIRST_CATALOG = "catalog:"
+
+
+def _arrow(rows: DataFrame) -> pa.Table:
+    table = rows.toArrow()
+    if table.nbytes > MAX_BATCH_BYTES:
+        raise UsageError(
+            f"a batch of {table.nbytes} bytes is too much for the driver (at most "
+            f"{MAX_BATCH_BYTES}): make batches smaller, or use the format parquet"
+        )
+    return table
+
+
+class DeltaLake:
+    """One writer's hand on a Delta table."""
+
+    def __init__(self, path: str, writer: str, partition_by: Sequence[str] = ()) -> None:
+        try:
+            import deltalake
+        except ImportError:
+            raise UsageError("format delta needs deltalake: pip install 'cometmq[lake]'") from None
+        self._delta: Any = deltalake
+        self.path = path
+        self._writer = f"cometmq-{writer}"
+        self._partition_by = list(partition_by)
+        self.files_written = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> int:
+        """Append a batch; 1, or 0 if it had been there before."""
+        if self._delta.DeltaTable.is_deltatable(self.path):
+            done = self._delta.DeltaTable(self.path).transaction_version(self._writer)
+            if done is not None and done >= batch_id:
+                log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
+                return 0
+        mark = self._delta.Transaction(app_id=self._writer, version=batch_id)
+        self._delta.write_deltalake(
+            self.path,
+            _arrow(rows),
+            mode="append",
+            partition_by=self._partition_by or None,
+            commit_properties=self._delta.CommitProperties(app_transactions=[mark]),
+        )
+        self.files_written += 1
+        return 1
+
+    def compact(self) -> dict[str, Any]:
+        """Delta's own: small files merged in one commit; old files stay until a vacuum."""
+        found: dict[str, Any] = self._delta.DeltaTable(self.path).optimize.compact()
+        return found
+
+
+class IcebergLake:
+    """One writer's hand on an Iceberg table."""
+
+    def __init__(self, path: str, writer: str, partition_by: Sequence[str] = ()) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own dependencies
+                import pyiceberg.catalog  # noqa: F401
+        except ImportError:
+            raise UsageError(
+                "format iceberg needs pyiceberg: pip install 'cometmq[lake]'"
+            ) from None
+        self.path = path
+        self._writer = writer
+        self._partition_by = list(partition_by)
+        self._catalog, self._name = _catalog_of(path)
+        self._mark = f"cometmq.batch.{writer}"
+        self.files_written = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> int:
+        """Append a batch; 1, or 0 if it had been there before."""
+        table = self._table(rows)
+        if int(table.properties.get(self._mark, "-1")) >= batch_id:
+            log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
+            return 0
+        data = _arrow(rows).cast(table.schema().as_arrow())
+        summary = {"cometmq.writer": self._writer, "cometmq.batch": str(batch_id)}
+        with table.transaction() as transaction:
+            transaction.append(data, snapshot_properties=summary)
+            transaction.set_properties({self._mark: str(batch_id)})
+        self.files_written += 1
+        return 1
+
+    def _table(self, rows: DataFrame) -> Any:
+        from pyiceberg.exceptions import NoSuchTableError
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            return self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            pass
+        namespace = self._name.rpartition(".")[0]
+        self._catalog.create_namespace_if_not_exists(namespace)
+        schema = to_arrow_schema(rows.schema, timezone="UTC")
+        table = self._catalog.create_table(self._name, schema)
+        if self._partition_by:
+            with table.update_spec() as spec:
+                for column in self._partition_by:
+                    spec.add_identity(column)
+        return self._catalog.load_table(self._name)
+
+
+def _catalog_of(path: str) -> tuple[Any, str]:
+    from pyiceberg.catalog import load_catalog
+
+    if path.startswith(_FIRST_CATALOG):
+        name, slash, table = path.removeprefix(_FIRST_CATALOG).partition("/")
+        if not slash or "." not in table:
+            raise UsageError(f"iceberg path {path!r}: write it as catalog:NAME/namespace.table")
+        return load_catalog(name), table
+    if "://" in path and not path.startswith("file://"):
+        raise UsageError(
+            f"iceberg path {path!r}: tables outside this machine need a catalogue of yours: "
+            "catalog:NAME/namespace.table, with NAME in .pyiceberg.yaml"
+        )
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    folder = Path(path.removeprefix("file://")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    found = SqlCatalog(
+        "cometmq", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
+    )
+    return found, "cometmq.messages"
