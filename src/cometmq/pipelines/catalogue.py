@@ -50,7 +50,7 @@ def summary_of(function: Callable[..., Any]) -> str:
 
 def settings_of(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
     """(name, kind, default) of each setting; the default is empty where one must be given."""
-    hints = typing.get_type_hints(function)
+    hints = _hints(function)
     rows = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in GIVEN:
@@ -63,7 +63,7 @@ def settings_of(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
 def keywords(function: Callable[..., Any], changes: Sequence[str]) -> dict[str, Any]:
     """`key=value` words as keywords; UsageError names the wrong one, and what is missing."""
     parameters = inspect.signature(function).parameters
-    hints = typing.get_type_hints(function)
+    hints = _hints(function)
     known = [name for name in parameters if name not in GIVEN]
     found: dict[str, Any] = {}
     for change in changes:
@@ -89,6 +89,17 @@ def keywords(function: Callable[..., Any], changes: Sequence[str]) -> dict[str, 
             f"{function.__name__} needs " + ", ".join(f"--set {m}=..." for m in missing)
         )
     return found
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the settings alone: what is given has types of PySpark's, which isn't here."""
+    texts = {
+        name: hint
+        for name, hint in function.__annotations__.items()
+        if name not in (*GIVEN, "return")
+    }
+    holder = types.SimpleNamespace(__annotations__=texts)
+    return typing.get_type_hints(holder, globalns=getattr(function, "__globals__", {}))
 
 
 def _options(hint: Any) -> list[Any]:

@@ -33,7 +33,9 @@ import msgspec
 
 from cometmq import Admin, Message, MessageQueue, Producer
 from cometmq.client.admin import UnknownName
+from cometmq.client.background import background
 from cometmq.client.outgoing import SHARDING_KEY
+from cometmq.client.trace_story import find_by_key
 from cometmq.errors import CometError, NoRoute, SendFailed, UsageError
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import ParquetLake, writer_of
@@ -322,7 +324,16 @@ class Sender:
                 continue
             if not result.is_duplicate:
                 return Fate(SENT, queue_offset=result.queue_offset)
-            return Fate(SENT, queue_offset=self._find_or_none(message, queue, row))
+            return Fate(SENT, queue_offset=self._find_soon(message, queue, row))
+
+    def _find_soon(self, message: Message, queue: MessageQueue, row: Any) -> int | None:
+        """Of one that is stored for certain: brokers write their index a moment later."""
+        for wait_s in (0.0, 0.1, 0.5):
+            self._stop.wait(wait_s)
+            at = self._find_or_none(message, queue, row)
+            if at is not None:
+                return at
+        return None
 
     def _find_or_none(self, message: Message, queue: MessageQueue, row: Any) -> int | None:
         try:
@@ -331,8 +342,16 @@ class Sender:
             return None  # a broker that numbers tells duplicates anyway
 
     def _find(self, message: Message, queue: MessageQueue, letter_id: str) -> int | None:
-        """The offset of the letter in its new place, if it is there."""
-        for one in self._admin.messages_by_key(message.topic, message.unique_id):
+        """The offset of the letter in its new place, if it is there. The original has the same
+        unique id: only the property tells which is which."""
+        broker = self._admin.topic_route(message.topic).brokers.get(queue.broker)
+        address = None if broker is None else broker.leader or broker.any
+        if address is None:
+            raise NoRoute(message.topic, f"broker {queue.broker} is not registered")
+        session = self._admin._inner.session
+        wire_topic, key = session.wrap(message.topic), message.unique_id
+        copies = background.run(find_by_key(session, queue.broker, address, wire_topic, key))
+        for one in copies:
             is_there = (one.broker, one.queue_id) == (queue.broker, queue.queue_id)
             if is_there and one.properties.get(RESENT_FROM) == letter_id:
                 return one.queue_offset
