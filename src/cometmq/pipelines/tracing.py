@@ -226,7 +226,10 @@ class Analysis:
             "is_success",
             "cost_ms",
             f.coalesce("retry_times", f.lit(0)).alias("retry_times"),
-            f.when(f.col("is_success"), f.greatest(late_ms, f.lit(0))).alias("latency_ms"),
+            # Clocks differ: no less than 0. (greatest would make 0 of one that nobody knows.)
+            f.when(f.col("is_success") & late_ms.isNotNull(), f.greatest(late_ms, f.lit(0))).alias(
+                "latency_ms"
+            ),
         )
 
     def _latency(self, handled: DataFrame) -> DataFrame:
