@@ -12,12 +12,13 @@ import threading
 from typing import TYPE_CHECKING, Literal
 
 from cometmq.errors import UsageError
-from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
-from cometmq.pipelines.sinks import AVAILABLE_NOW, start_to
+from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
+from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to
 from cometmq.pipelines.spec import Transform, Watermark, transformed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -52,38 +53,55 @@ def aggregate(
     """
     if (to_topic is None) == (lake is None):
         raise UsageError("aggregate writes to to_topic or to lake: give one")
-    rows = (
-        spark.readStream.format("rocketmq")
-        .option("namesrv", namesrv)
-        .option("topic", topic)
-        .option("startingOffsets", starting_offsets)
-        .load()
-    )
-    what = Transform(json=schema, watermark=Watermark(event_time, late))
-    counted = _counted(transformed(spark, rows, what), event_time, window, by or [], sums or [])
+    checked_trigger(trigger)
     name = f"aggregate-{topic}"
-    if to_topic is not None:
-        options = {"namesrv": namesrv, "topic": to_topic}
-        writer = start_to(
-            spark,
-            _as_messages(counted, by or []),
-            format="rocketmq",
-            options=options,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            name=name,
+    with explained(name):
+        rows = (
+            spark.readStream.format("rocketmq")
+            .option("namesrv", namesrv)
+            .option("topic", topic)
+            .option("startingOffsets", starting_offsets)
+            .load()
         )
-    else:
-        writer = start_to(
-            spark,
-            counted,
-            format=format,
-            path=lake,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            name=name,
+        what = Transform(json=schema, watermark=Watermark(event_time, late))
+        counted = _counted(transformed(spark, rows, what), event_time, window, by or [], sums or [])
+        writer = _writer(
+            spark, counted, name, namesrv, by or [], to_topic, lake, format, checkpoint, trigger
         )
     return run_stream(name, writer, tell=tell, stop=stop)
+
+
+def _writer(
+    spark: SparkSession,
+    counted: DataFrame,
+    name: str,
+    namesrv: str,
+    by: list[str],
+    to_topic: str | None,
+    lake: str | None,
+    format: str,
+    checkpoint: str,
+    trigger: str,
+) -> DataStreamWriter:
+    if to_topic is not None:
+        return start_to(
+            spark,
+            _as_messages(counted, by),
+            format="rocketmq",
+            options={"namesrv": namesrv, "topic": to_topic},
+            checkpoint=checkpoint,
+            trigger=trigger,
+            name=name,
+        )
+    return start_to(
+        spark,
+        counted,
+        format=format,
+        path=lake,
+        checkpoint=checkpoint,
+        trigger=trigger,
+        name=name,
+    )
 
 
 def _counted(

@@ -100,5 +100,19 @@ class Files:
         self.delete(name)
         self.move(beside, name)
 
+    def claim(self, name: str, data: bytes) -> bool:
+        """Make a file that must not be there yet; False if it is."""
+        try:
+            stream = self._system.create(self._at(name), False)
+        except Exception:
+            if self.exists(name):
+                return False
+            raise
+        try:
+            stream.write(bytearray(data))
+        finally:
+            stream.close()
+        return True
+
     def _at(self, name: str) -> Any:
         return self._path(self.at(name))

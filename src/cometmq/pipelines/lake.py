@@ -77,6 +77,21 @@ class ParquetLake:
         self.files_written += len(moves)
         return len(moves)
 
+    def is_published(self, batch_id: int) -> bool:
+        """Whether a batch is there whole; known of the last KEPT_MARKS."""
+        return self._files.exists(f"{self._home}/{batch_id:012d}.done")
+
+    def last_batch(self) -> int:
+        """The last batch that was published or is fixed and will be; -1 before the first."""
+        names = self._files.names(self._home)
+        marks = [int(one[:12]) for one in names if one.endswith((".done", ".moving"))]
+        return max(marks, default=-1)
+
+    def files_of(self, batch_id: int) -> list[str]:
+        """Addresses of a batch's files; of a lake without partitions."""
+        begin = f"{self._writer}-{batch_id:012d}-"
+        return [self._files.at(one) for one in self._files.names("") if one.startswith(begin)]
+
     def _stage(self, rows: DataFrame, number: str) -> None:
         """Write the rows aside, then say what goes where; from then on they are never made anew."""
         staging = f"{self._home}/staging/{number}"

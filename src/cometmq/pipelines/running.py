@@ -34,6 +34,10 @@ STOP_WAIT_S = 60.0
 """How long a stop waits for the batch under way."""
 QUIET_S = 10.0
 """After so long without a finished batch a line says what is going on."""
+LATE = "late, left out"
+"""The figure for rows that came after the watermark had passed them."""
+DUPLICATES = "duplicates dropped"
+NOTHING_SEEN = (-1, "")
 
 
 class PipelineFailed(CometError):
@@ -125,11 +129,11 @@ def run_stream(
 
 
 def _follow(query: StreamingQuery, outcome: Outcome, tell: Tell, stop: threading.Event) -> None:
-    seen, told_s = -1, time.monotonic()
+    seen, told_s = NOTHING_SEEN, time.monotonic()
     while True:
         is_active = query.isActive
         for progress in _fresh(query, seen):
-            seen = int(progress["batchId"])
+            seen = _place(progress)
             if _count(outcome, progress):
                 tell(_line(outcome, progress))
                 told_s = time.monotonic()
@@ -147,8 +151,14 @@ def _follow(query: StreamingQuery, outcome: Outcome, tell: Tell, stop: threading
         stop.wait(POLL_S)
 
 
-def _fresh(query: StreamingQuery, seen: int) -> list[Any]:
-    return [one for one in query.recentProgress if int(one["batchId"]) > seen]
+def _place(progress: Any) -> tuple[int, str]:
+    """Reports in their order. An idle stream reports the batch that is yet to come, and that batch
+    again when it has run: the number alone would take the second for the first."""
+    return int(progress["batchId"]), str(progress["timestamp"])
+
+
+def _fresh(query: StreamingQuery, seen: tuple[int, str]) -> list[Any]:
+    return [one for one in query.recentProgress if _place(one) > seen]
 
 
 def _count(outcome: Outcome, progress: Any) -> bool:
@@ -158,12 +168,29 @@ def _count(outcome: Outcome, progress: Any) -> bool:
         outcome.lag, lost = found
         if lost:
             outcome.figures["offsets lost"] = lost
+    for name, count in _state_figures(progress).items():
+        outcome.figures[name] = outcome.figures.get(name, 0) + count
     rows = int(progress["numInputRows"])
     if rows == 0:
         return False
     outcome.rows += rows
     outcome.batches += 1
     return True
+
+
+def _state_figures(progress: Any) -> dict[str, int]:
+    """What the stateful steps of a batch left out, by the name under which it is told.
+
+    Of a stream with such steps the figures are there from the first batch on, 0 or not: whoever
+    reads a summary sees that late rows were counted and none came.
+    """
+    found: dict[str, int] = {}
+    for one in progress["stateOperators"]:
+        found[LATE] = found.get(LATE, 0) + int(one["numRowsDroppedByWatermark"])
+        dropped = (one.get("customMetrics") or {}).get("numDroppedDuplicateRows")
+        if dropped is not None:
+            found[DUPLICATES] = found.get(DUPLICATES, 0) + int(dropped)
+    return found
 
 
 def _line(outcome: Outcome, progress: Any) -> str:
@@ -192,13 +219,32 @@ def _text(offset: Any) -> str | None:
 
 def _stop(query: StreamingQuery, tell: Tell) -> None:
     ends_s = time.monotonic() + STOP_WAIT_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < ends_s:
-        time.sleep(POLL_S / 4)
-        if not query.status["isDataAvailable"]:
+    before = _last(query)
+    # A run with many batches goes from one to the next within the look of an eye: the report of
+    # the one under way is the sign that it is over.
+    while query.isActive and query.status["isTriggerActive"] and _last(query) == before:
+        if time.monotonic() >= ends_s:
             break
-    if query.isActive and query.status["isTriggerActive"] and time.monotonic() >= ends_s:
+        time.sleep(POLL_S / 4)
+    if query.isActive and time.monotonic() >= ends_s:
         tell(f"the batch under way takes longer than {STOP_WAIT_S:.0f} s: it will be done again")
     query.stop()
+
+
+def _last(query: StreamingQuery) -> tuple[int, str]:
+    found = query.recentProgress
+    return _place(found[-1]) if found else NOTHING_SEEN
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Errors of Spark's as PipelineFailed, with the line that a person needs."""
+    try:
+        yield
+    except CometError:
+        raise
+    except Exception as error:
+        raise PipelineFailed(f"{name}: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:

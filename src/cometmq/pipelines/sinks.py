@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.lake import ParquetLake, writer_of
+from cometmq.pipelines.outbox import Outbox, is_row_by_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,6 +51,8 @@ def start_to(
     writer = with_trigger(writer.outputMode(mode), trigger)
     for key, value in (options or {}).items():
         writer = writer.option(key, value)
+    if format == "rocketmq" and not is_row_by_row(frame):
+        return writer.foreachBatch(Outbox(spark, checkpoint, options or {}).write)
     if format in ("rocketmq", "console"):
         return writer.format(format)
     if path is None:
@@ -78,12 +81,18 @@ def open_lake(
 
 def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
     """`available-now`, or an interval such as `10 seconds`."""
-    text = trigger.strip().lower()
+    text = checked_trigger(trigger)
     if text == AVAILABLE_NOW:
         return writer.trigger(availableNow=True)
-    if not _INTERVAL.fullmatch(text):
+    return writer.trigger(processingTime=text)
+
+
+def checked_trigger(trigger: str) -> str:
+    """As Spark takes it; UsageError if it is neither of the two kinds."""
+    text = trigger.strip().lower()
+    if text != AVAILABLE_NOW and not _INTERVAL.fullmatch(text):
         raise UsageError(
             f"trigger {trigger!r}: write {AVAILABLE_NOW!r} (what is there, then end) or an "
             "interval such as '10 seconds'"
         )
-    return writer.trigger(processingTime=text)
+    return text

@@ -32,23 +32,28 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from cometmq.errors import UsageError
-from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
-from cometmq.pipelines.sinks import start_to
+from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
+from cometmq.pipelines.sinks import checked_trigger, start_to
+from cometmq.spark.sink_options import SinkOptions
+from cometmq.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Value = str | int | float | bool
+_DELAY = re.compile(r"\d+\s*(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)", re.IGNORECASE)
 
 
 class Watermark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -144,8 +149,42 @@ def _check(spec: Spec, place: Path) -> None:
         raise UsageError(f"{place}: [sink] of format {spec.sink.format} has no path")
     if spec.sink.mode != "append" and spec.sink.format not in ("rocketmq", "console"):
         raise UsageError(f"{place}: a lake takes mode append, not {spec.sink.mode}")
+    with _placed(place, "[run] "):
+        checked_trigger(spec.run.trigger)
+        _filled("checkpoint", spec.run.checkpoint)
+    with _placed(place, "[source] "):
+        SourceOptions.parse(_options(spec.source), streaming=True)
+    if spec.sink.format == "rocketmq":
+        with _placed(place, "[sink.options] "):
+            SinkOptions.read(_options(spec.sink.options))
+    if spec.transform.watermark is not None:
+        with _placed(place, "[transform] watermark: "):
+            _filled("column", spec.transform.watermark.column)
+            if not _DELAY.fullmatch(spec.transform.watermark.delay.strip()):
+                raise UsageError(
+                    f"delay {spec.transform.watermark.delay!r}: write it as '10 minutes'"
+                )
     if spec.transform.python is not None:
-        _split(spec.transform.python)
+        with _placed(place, "[transform] "):
+            _function(spec.transform.python, spec.folder)
+
+
+def _filled(name: str, value: str) -> None:
+    if not value.strip():
+        raise UsageError(f"{name} is empty")
+
+
+@contextmanager
+def _placed(place: Path, section: str) -> Iterator[None]:
+    """What is wrong, with where it stands."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{place}: {section}{error}") from None
+
+
+def _options(values: Mapping[str, Value]) -> dict[str, str]:
+    return {name: _text(value) for name, value in values.items()}
 
 
 def run_spec(
@@ -156,22 +195,21 @@ def run_spec(
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Run what a spec file says, until it is done or told to stop."""
-    reader = spark.readStream.format("rocketmq")
-    for name, value in spec.source.items():
-        reader = reader.option(name, _text(value))
-    frame = transformed(spark, reader.load(), spec.transform, spec.folder)
-    writer = start_to(
-        spark,
-        frame,
-        format=spec.sink.format,
-        path=spec.sink.path,
-        partition_by=spec.sink.partition_by,
-        options={name: _text(value) for name, value in spec.sink.options.items()},
-        mode=spec.sink.mode,
-        checkpoint=spec.run.checkpoint,
-        trigger=spec.run.trigger,
-        name=spec.name,
-    )
+    with explained(spec.name):
+        reader = spark.readStream.format("rocketmq").options(**_options(spec.source))
+        frame = transformed(spark, reader.load(), spec.transform, spec.folder)
+        writer = start_to(
+            spark,
+            frame,
+            format=spec.sink.format,
+            path=spec.sink.path,
+            partition_by=spec.sink.partition_by,
+            options=_options(spec.sink.options),
+            mode=spec.sink.mode,
+            checkpoint=spec.run.checkpoint,
+            trigger=spec.run.trigger,
+            name=spec.name,
+        )
     return run_stream(spec.name, writer, tell=tell, stop=stop)
 
 

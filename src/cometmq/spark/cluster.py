@@ -145,7 +145,9 @@ class Cluster:
         else:
             assert options.topic_pattern is not None
             wanted = re.compile(options.topic_pattern)
-            listed = await admin_topics.topics(session, with_system=False)
+            # Retry and dead letter topics are hidden from those who don't ask for them by name.
+            is_hidden_wanted = options.topic_pattern.startswith("%")
+            listed = await admin_topics.topics(session, with_system=is_hidden_wanted)
             names = [name for name in listed if wanted.fullmatch(name)]
             names += sorted({queue.topic for queue in known} - set(names))
         routes: dict[str, Route] = {}

@@ -1,0 +1,188 @@
+"""Windows of event time, from a function and from a spec file that the command line runs; a clean
+stop of the real process, and a restart that goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cometmq import Message, Producer
+from cometmq.errors import UsageError
+from cometmq.pipelines.aggregating import aggregate
+from cometmq.pipelines.running import LATE, Outcome, PipelineFailed, _count, _fresh
+from cometmq.pipelines.spec import read_spec, run_spec
+from cometmq.testing.local import LocalBroker
+from programs import Program
+
+from .topics import read_topic, send_born, table
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines" / "orders-by-minute.toml"
+SOURCE = str(Path(__file__).parents[2] / "src")
+NOON = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+MINUTE = 60_000
+
+
+def test_windows_into_a_topic_and_late_rows_counted(
+    spark: SparkSession, rocketmq: LocalBroker, rocketmq_topic: str, tmp_path: Path
+) -> None:
+    target = f"{rocketmq_topic[-40:]}-totals"
+    rocketmq.create_topic(target)
+    settings: dict[str, Any] = {
+        "namesrv": rocketmq.namesrv,
+        "topic": rocketmq_topic,
+        "schema": "at timestamp, country string, amount double",
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "by": ["country"],
+        "sums": ["amount"],
+        "event_time": "at",
+        "to_topic": target,
+    }
+    with pytest.raises(UsageError, match="no field 'kontry'"):
+        aggregate(spark, **(settings | {"by": ["kontry"]}))
+    with pytest.raises(PipelineFailed, match="1 minuto"):
+        aggregate(spark, window="1 minuto", **settings)
+
+    def send(*rows: tuple[str, str, float]) -> None:
+        with Producer("tests", namesrv=rocketmq.namesrv) as producer:
+            for at, country, amount in rows:
+                body = {"at": f"2026-03-01T{at}Z", "country": country, "amount": amount}
+                producer.send(Message(rocketmq_topic, json.dumps(body).encode()))
+
+    send(
+        ("12:00:01", "NL", 1.5),
+        ("12:00:59", "NL", 2),
+        ("12:00:30", "N Z", 4),
+        ("12:30:00", "NL", 9),
+    )
+    first = aggregate(spark, **settings)
+    assert (first.rows, first.figures[LATE]) == (4, 0)
+    send(("12:00:07", "NL", 100), ("12:29:00", "NL", 1), ("13:00:00", "NL", 1))
+    second = aggregate(spark, **settings)
+    assert second.figures[LATE] == 1
+    found = {one.keys[0]: json.loads(one.body) for one in read_topic(rocketmq.namesrv, target)}
+    assert {key: (row["messages"], row["sum_amount"]) for key, row in found.items()} == {
+        "20260301T120000-NL": (2, 3.5),
+        "20260301T120000-N_Z": (1, 4),
+        "20260301T122900-NL": (1, 1),
+        "20260301T123000-NL": (1, 9),
+    }
+    assert found["20260301T120000-NL"]["window_end"].startswith("2026-03-01T12:01:00")
+    assert len(read_topic(rocketmq.namesrv, target)) == 4
+
+
+def order(n: int, country: str, amount: float) -> bytes:
+    return json.dumps({"order_id": str(n), "country": country, "amount": amount}).encode()
+
+
+def test_the_example_runs_stops_cleanly_and_goes_on(
+    spark: SparkSession, rocketmq: LocalBroker, rocketmq_topic: str, tmp_path: Path
+) -> None:
+    changes = [
+        f"source.namesrv={rocketmq.namesrv}",
+        f"source.topic={rocketmq_topic}",
+        f"sink.path={tmp_path}/lake",
+        f"run.checkpoint={tmp_path}/checkpoint",
+    ]
+    send_born(
+        rocketmq,
+        rocketmq_topic,
+        {
+            order(1, "NL", 1.5): NOON,
+            order(2, "NL", 2.0): NOON + 1,
+            order(3, "DE", 4.0): NOON + MINUTE,
+            b"no JSON": NOON + 1,
+            order(4, "NL", 9.0): NOON + 30 * MINUTE,
+        },
+    )
+    words = [word for change in changes for word in ("--set", change)]
+    words += ["--set", "run.trigger=500 ms", "--master", "local[1]"]
+    words += ["--conf", "spark.sql.shuffle.partitions=1"]
+    program = Program("pipeline", "run", str(EXAMPLE), *words, env={"PYTHONPATH": SOURCE})
+    try:
+        program.wait_for_error("starting Spark", 60)
+        assert "5 rows" in program.wait_for_error("orders-by-minute: batch 0", 300)
+        give_up = time.monotonic() + 120
+        while len(list(tmp_path.glob("lake/country=*/*.parquet"))) < 2:
+            assert time.monotonic() < give_up, program.error_text()
+            time.sleep(0.1)
+        program.process.send_signal(signal.SIGTERM)
+        program.wait_for_error("SIGTERM: stopping after the batch under way")
+        assert program.process.wait(120) == 0, program.error_text()
+        time.sleep(0.1)
+        summary = [program._lines.get_nowait() for _ in range(program._lines.qsize())]
+    finally:
+        program.close()
+    assert summary[0] == "orders-by-minute: stopped\n"
+    facts = dict(line.strip().rsplit("  ", 1) for line in summary[1:])
+    assert {name.strip(): value.strip() for name, value in facts.items()}[LATE] == "0"
+    assert not list(tmp_path.glob("lake/_cometmq/*/staging/*")), "nothing half-written"
+    assert not list(tmp_path.glob("lake/_cometmq/*/*.moving"))
+
+    # The other half, in this process: it goes on, and tells no minute twice.
+    later = NOON + 60 * MINUTE
+    send_born(rocketmq, rocketmq_topic, {order(5, "DE", 1.0): NOON, order(6, "DE", 1.0): later})
+    told: list[str] = []
+    outcome = run_spec(spark, read_spec(EXAMPLE, changes), tell=told.append)
+    assert (outcome.rows, outcome.figures[LATE], outcome.is_stopped) == (2, 1, False)
+    assert any("2 rows" in line for line in told)
+    rows = table(tmp_path / "lake", partitioning="hive")
+    found = {(row["minute"].minute, row["country"]): (row["orders"], row["total"]) for row in rows}
+    assert found == {(0, "NL"): (2, 3.5), (1, "DE"): (1, 4.0), (30, "NL"): (1, 9.0)}
+    assert len(rows) == 3
+
+
+def test_what_spark_finds_wrong_is_told_in_a_line(
+    spark: SparkSession, rocketmq: LocalBroker, rocketmq_topic: str, tmp_path: Path
+) -> None:
+    changes = [
+        f"source.namesrv={rocketmq.namesrv}",
+        f"source.topic={rocketmq_topic}",
+        f"run.checkpoint={tmp_path}/checkpoint",
+        f"sink.path={tmp_path}/lake",
+    ]
+    with pytest.raises(PipelineFailed, match=r"orders-by-minute: .*kontry") as caught:
+        run_spec(spark, read_spec(EXAMPLE, [*changes, "transform.sql=SELECT kontry FROM source"]))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="json schema"):
+        run_spec(spark, read_spec(EXAMPLE, [*changes, "transform.json=amount dubble"]))
+    with pytest.raises(UsageError, match="keys, which the source has too"):
+        run_spec(spark, read_spec(EXAMPLE, [*changes, "transform.json=keys string"]))
+
+
+class Reports:
+    """A query's reports, as Spark hands them out."""
+
+    def __init__(self, *reports: tuple[int, str, int]) -> None:
+        self.recentProgress = [
+            {
+                "batchId": batch,
+                "timestamp": f"2026-03-01T12:00:{second}Z",
+                "numInputRows": rows,
+                "sources": [],
+                "stateOperators": [
+                    {
+                        "numRowsDroppedByWatermark": 1,
+                        "customMetrics": {"numDroppedDuplicateRows": 2},
+                    }
+                ],
+            }
+            for batch, second, rows in reports
+        ]
+
+
+def test_a_batch_that_was_reported_idle_before_counts() -> None:
+    query: Any = Reports((0, "01", 5), (1, "11", 0), (1, "21", 7))
+    outcome = Outcome("x")
+    assert [_count(outcome, one) for one in _fresh(query, (-1, ""))] == [True, False, True]
+    assert (outcome.rows, outcome.batches, outcome.figures[LATE]) == (12, 2, 3)
+    assert len(_fresh(query, (1, "2026-03-01T12:00:11Z"))) == 1

@@ -1,0 +1,52 @@
+"""What the tests of the pipelines share: topics read back, and messages with a birth of one's own
+choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as dataset
+
+from cometmq import Admin
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote import Remote
+from cometmq.testing.local import LocalBroker
+from cometmq.wire import headers, properties
+from cometmq.wire.codes import RequestCode
+
+
+def read_topic(namesrv: str, topic: str) -> list[ReceivedMessage]:
+    """All messages of a topic, queue by queue, in order."""
+    found: list[ReceivedMessage] = []
+    with Admin(namesrv) as admin:
+        for queue in admin.topic_route(topic).to_read:
+            found += admin.queue_messages(queue, most=1_000_000)
+    return found
+
+
+def send_born(broker: LocalBroker, topic: str, bodies: dict[bytes, int]) -> None:
+    """Bodies with the time (ms) at which they say they were born, in turn to four queues."""
+    with Remote(broker.broker_address) as remote:
+        for number, (body, born_ms) in enumerate(bodies.items()):
+            header = headers.SendHeader(
+                producerGroup="tests",
+                topic=topic,
+                defaultTopic="TBW102",
+                defaultTopicQueueNums=4,
+                queueId=number % 4,
+                sysFlag=0,
+                bornTimestamp=born_ms,
+                flag=0,
+                properties=properties.build({"UNIQ_KEY": f"{topic}-{body.hex()}"}),
+            )
+            ext = headers.send_v2_ext(header)
+            assert remote.ask(RequestCode.SEND_MESSAGE_V2, ext, body).code == 0
+
+
+def table(path: Path, **more: Any) -> list[dict[str, Any]]:
+    """A Parquet table, by another engine than the one that wrote."""
+    files = [str(one) for one in sorted(path.rglob("*.parquet")) if "_cometmq" not in str(one)]
+    found = dataset.dataset(files, format="parquet", **more).to_table()
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
