@@ -4,7 +4,7 @@ Owns: the questions of the connector's design, each with its target. One rule: C
 the JVM and of all its Python workers, read from /proc; things that are compared take turns in one
 run, and the median of the turns counts. The broker is a process of its own and is not counted.
 
-    spark.py                a topic of 2,000,000 messages, three turns
+    spark.py                a topic of 1,000,000 messages, three turns
     spark.py --quick        a fifth of it, one turn
 
 Writes results/<utc date>-<commit>-spark.json and .md.
@@ -37,7 +37,7 @@ ELEVEN = (
 ROW_SHARE = 10  # the row path gets a tenth of the messages: it takes ten times as long
 BATCH_ROWS = 400  # of a micro-batch whose fixed cost is looked for
 BATCHES = 40
-WARM = 3
+WARM = 2
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -395,7 +395,7 @@ def measure(bench: Bench, chosen: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="a fifth of it, one turn")
-    parser.add_argument("--count", type=int, default=2_000_000, help="messages of the topic")
+    parser.add_argument("--count", type=int, default=1_000_000, help="messages of the topic")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", default=",".join(QUESTIONS), help="some of " + str(QUESTIONS))
     parser.add_argument("--no-result", action="store_true", help="write no file")
