@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup fast pure demo test spark-large check interop crash sim soak bench bench-growth bench-peers bench-client bench-kinds docs lock clean
+.PHONY: help setup fast pure demo test spark-large check interop crash sim soak bench bench-growth bench-peers bench-client bench-kinds bench-spark docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ bench-client: $(STAMP) ## our client beside the official Java client, on one Com
 
 bench-kinds: $(STAMP) ## delays, timers, transactions, retries, SQL filters beside a plain send; ARGS=--quick
 	$(PY) benchmarks/kinds.py $(ARGS)
+
+bench-spark: $(STAMP) ## the Spark connector beside Parquet and beside rows, each figure with its target; ARGS=--quick
+	$(PY) benchmarks/spark.py $(ARGS)
 
 docs: $(STAMP) ## make the generated pages in docs/ anew
 	$(PY) docs/make_docs.py

@@ -1,4 +1,5 @@
-"""Makes docs/config.md and docs/protocol.md from the tables in the source.
+"""Makes docs/config.md and docs/protocol.md from the tables in the source, and the option tables
+of docs/spark.md, whose other text is written by hand.
 
 `--check` writes nothing and exits 1 if a page is stale.
 """
@@ -6,12 +7,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cometmq import config
 from cometmq.broker.requests import TABLE as BROKER_TABLE
 from cometmq.config import BROKER_KEYS, NAMESERVER_KEYS, BrokerConfig, Key, NameServerConfig
 from cometmq.nameserver.requests import TABLE as NAMESERVER_TABLE
+from cometmq.spark import sink_options, source_options
+from cometmq.spark.options import Option, span_ms
 from cometmq.wire.codes import RequestCode, ResponseCode
 
 HERE = Path(__file__).parent
@@ -96,9 +100,54 @@ def protocol_page() -> str:
     )
 
 
+def _option_default(row: Option) -> str:
+    if row.is_required:
+        return "required"
+    value = row.default
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if row.read is span_ms:
+        return f"`{value // 60_000}m`" if value % 60_000 == 0 else f"`{value // 1000}s`"
+    return f"`{value}`"
+
+
+def _options(table: Sequence[Option], only: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
+    """`only`: names of options that are for one use, with what it is called."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for row in table:
+        marks = [f"{kind} only" for kind, names in only if row.name in names]
+        said = [mark for mark in marks if not row.help.startswith(mark)]
+        text = "; ".join([*said, row.help]).replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {_option_default(row)} | {text} |")
+    return "\n".join(lines)
+
+
+def spark_page() -> str:
+    """The page as it stands, with fresh tables between the marks."""
+    text = (HERE / "spark.md").read_text()
+    only = (("stream", source_options.STREAM_ONLY), ("batch", source_options.BATCH_ONLY))
+    tables = {
+        "source": _options(source_options.TABLE, only),
+        "sink": _options(sink_options.TABLE),
+    }
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} options: made by `make docs` -->", f"<!-- end of {name} -->"
+        before, mark, rest = text.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        assert mark and end_mark, f"docs/spark.md has lost its marks {begin} and {end}"
+        text = f"{before}{begin}\n{table}\n{end}{after}"
+    return text
+
+
 def main() -> int:
     stale = []
-    for name, text in (("config.md", config_page()), ("protocol.md", protocol_page())):
+    for name, text in (
+        ("config.md", config_page()),
+        ("protocol.md", protocol_page()),
+        ("spark.md", spark_page()),
+    ):
         path = HERE / name
         if "--check" in sys.argv:
             if not path.exists() or path.read_text() != text:

@@ -47,8 +47,8 @@ RUN = (
     "filters.md",
     "ttl-and-deduplication.md",
 )
-COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md")
-"""They need databases, or are pieces of a reader's own test."""
+COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md", "spark.md")
+"""They need databases, are pieces of a reader's own test, or run in tests/spark."""
 FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUIET_S = 0.25  # without anything new a consumer's run() ends
 RUN_S = 10.0

@@ -23,6 +23,8 @@ from cometmq.client.reading import Filter
 from cometmq.errors import RecordCorrupt
 from cometmq.spark import properties_columns as props
 from cometmq.spark.gather import (
+    COMPILED,
+    LEAST_RECORD,
     big_endian,
     flags,
     hexed,
@@ -38,7 +40,7 @@ MAX_BODY_BYTES = 2**31 - 1
 _V1, _V2 = MAGIC_V1 & 0xFFFFFFFF, MAGIC_V2 & 0xFFFFFFFF
 _BORN_V6, _STORE_V6 = int(SysFlag.BORN_HOST_V6), int(SysFlag.STORE_HOST_V6)
 _COMPRESSED = int(SysFlag.COMPRESSED)
-_FROM_PROPERTIES = frozenset(("keys", "tags", "properties", "msg_id"))
+_PROPERTY_OF = {"keys": b"KEYS", "tags": b"TAGS", "msg_id": b"UNIQ_KEY"}
 
 _HEAD = np.dtype(
     [
@@ -91,35 +93,75 @@ class Records:
         self._read_heads()
 
     def _read_heads(self) -> None:
+        if COMPILED is not None:
+            try:
+                found = COMPILED.record_heads(self.body, self.starts.tobytes())
+            except ValueError:
+                pass  # the plain way says what is wrong
+            else:
+                self._take_heads(*found)
+                return
+        self._read_heads_plainly()
+
+    def _take_heads(self, small: bytes, large: bytes) -> None:
+        shape = (-1, len(self.starts)) if len(self.starts) else (3, 0)
+        self.queue_id, self.sys_flag, self.reconsume_times = np.frombuffer(small, np.int32).reshape(
+            shape
+        )
+        shape = (-1, len(self.starts)) if len(self.starts) else (9, 0)
+        (
+            self.queue_offset,
+            self.born_ms,
+            self.store_ms,
+            self.body_begin,
+            self.body_end,
+            self.topic_begin,
+            self.topic_end,
+            self.properties_begin,
+            self.properties_end,
+        ) = np.frombuffer(large, np.int64).reshape(shape)
+
+    def _read_heads_plainly(self) -> None:
+        """The same with numpy, for who has no compiled path."""
         starts, count = self.starts, len(self.starts)
         packed = slices(self._buffer, starts, starts + 88, pa.binary())
-        self._heads: Any = np.frombuffer(packed.buffers()[2] or b"", _HEAD, count)
-        self.sys_flag = self._heads["sys_flag"].astype(np.int32)
-        magic = self._heads["magic"]
-        self._is_v2 = magic == _V2
-        wrong = np.flatnonzero(~(self._is_v2 | (magic == _V1)))
+        heads: Any = np.frombuffer(packed.buffers()[2] or b"", _HEAD, count)
+        self.sys_flag = heads["sys_flag"].astype(np.int32)
+        magic = heads["magic"]
+        is_v2 = magic == _V2
+        wrong = np.flatnonzero(~(is_v2 | (magic == _V1)))
         if len(wrong):
             at = int(starts[wrong[0]])
             raise RecordCorrupt(f"no record at byte {at} of a pull's body: magic {magic[wrong[0]]}")
         # An IPv6 host takes 12 bytes more, and moves what follows.
-        self._is_odd = bool(self._is_v2.any() or (self.sys_flag & (_BORN_V6 | _STORE_V6)).any())
-        self._after_born = starts + np.where(self.sys_flag & _BORN_V6, 12, 0)
-        self._after_store = self._after_born + np.where(self.sys_flag & _STORE_V6, 12, 0)
-        if self._is_odd:
-            sizes = big_endian(self._bytes, self._after_store + 84, ">u4").astype(np.int64)
+        is_odd = bool(is_v2.any() or (self.sys_flag & (_BORN_V6 | _STORE_V6)).any())
+        after_born = starts + np.where(self.sys_flag & _BORN_V6, 12, 0)
+        after_store = after_born + np.where(self.sys_flag & _STORE_V6, 12, 0)
+        ends = starts + heads["size"].astype(np.int64)
+        if count and bool((after_store + LEAST_RECORD > ends).any()):
+            raise self._contradiction(after_store + LEAST_RECORD > ends)
+        self.queue_id = heads["queue_id"].astype(np.int32)
+        self.queue_offset = heads["queue_offset"].astype(np.int64)
+        self.born_ms = heads["born_ms"].astype(np.int64)
+        if is_odd:
+            self.store_ms = big_endian(self._bytes, after_born + 56, ">i8").astype(np.int64)
+            times = big_endian(self._bytes, after_store + 72, ">i4")
+            sizes = big_endian(self._bytes, after_store + 84, ">u4").astype(np.int64)
         else:
-            sizes = self._heads["body_size"].astype(np.int64)
-        self.body_begin = self._after_store + 88
+            self.store_ms = heads["store_ms"].astype(np.int64)
+            times = heads["reconsume_times"]
+            sizes = heads["body_size"].astype(np.int64)
+        self.reconsume_times = times.astype(np.int32)
+        self.body_begin = after_store + 88
         self.body_end = self.body_begin + sizes
-        ends = starts + self._heads["size"].astype(np.int64)
         if count and bool((self.body_end + 3 > ends).any()):
             raise self._contradiction(self.body_end + 3 > ends)
         length = self._bytes[self.body_end].astype(np.int64)
         self.topic_begin = self.body_end + 1
-        if self._is_odd:
+        if is_odd:
             wide = big_endian(self._bytes, self.body_end, ">u2").astype(np.int64)
-            length = np.where(self._is_v2, wide, length)
-            self.topic_begin = np.where(self._is_v2, self.body_end + 2, self.topic_begin)
+            length = np.where(is_v2, wide, length)
+            self.topic_begin = np.where(is_v2, self.body_end + 2, self.topic_begin)
         self.topic_end = self.topic_begin + length
         if count and bool((self.topic_end + 2 > ends).any()):
             raise self._contradiction(self.topic_end + 2 > ends)
@@ -134,23 +176,6 @@ class Records:
         return RecordCorrupt(f"a record at byte {at} has lengths that contradict each other")
 
     # ------------------------------------------------------------------------------------- columns
-
-    def queue_offset(self) -> Ints:
-        found: Ints = self._heads["queue_offset"].astype(np.int64)
-        return found
-
-    def store_ms(self) -> Ints:
-        found: Ints
-        if self._is_odd:
-            found = big_endian(self._bytes, self._after_born + 56, ">i8").astype(np.int64)
-        else:
-            found = self._heads["store_ms"].astype(np.int64)
-        return found
-
-    def _reconsume_times(self) -> Any:
-        if self._is_odd:
-            return big_endian(self._bytes, self._after_store + 72, ">i4").astype(np.int32)
-        return self._heads["reconsume_times"].astype(np.int32)
 
     def _topics(self) -> pa.Array:
         if not len(self):
@@ -175,51 +200,64 @@ class Records:
         mask[packed] = True
         return pc.replace_with_mask(found, flags(mask), pa.array(whole, pa.binary()))
 
-    def properties(self) -> props.Properties:
-        packed = slices(self._buffer, self.properties_begin, self.properties_end, pa.binary())
-        return props.Properties(packed)
+    def properties(self, names: Sequence[bytes] = ()) -> props.Properties | props.Places:
+        """To be asked for the columns of these names; or for any, and for the whole."""
+        begins, ends = self.properties_begin, self.properties_end
+        if names and COMPILED is not None:
+            found = COMPILED.property_places(
+                self.body, begins.tobytes(), ends.tobytes(), tuple(names)
+            )
+            if found is not None:
+                return props.Places(self._buffer, dict(zip(names, found, strict=True)))
+        return props.Properties(self._property_texts())
+
+    def _property_texts(self) -> pa.Array:
+        return slices(self._buffer, self.properties_begin, self.properties_end, pa.binary())
 
     def _offset_ids(self) -> pa.Array:
         """The broker's own ids: its host and the place in its log, in hexadecimal."""
         count = len(self)
         is_long = self.sys_flag & _STORE_V6 != 0
+        after_born = self.starts + np.where(self.sys_flag & _BORN_V6, 12, 0)
         if not is_long.any():
-            host_at = self._after_born + 64
+            host_at = after_born + 64
             raw = np.empty((count, 16), np.uint8)
             raw[:, :8] = self._bytes[host_at[:, None] + np.arange(8)]
             raw[:, 8:] = self._bytes[self.starts[:, None] + np.arange(28, 36)]
             return hexed(raw)
         ids = []
         for row, start in enumerate(self.starts.tolist()):
-            at = int(self._after_born[row]) + 64
+            at = int(after_born[row]) + 64
             host = self.body[at : at + (20 if is_long[row] else 8)]
             ids.append((host + self.body[start + 28 : start + 36]).hex().upper())
         return pa.array(ids, pa.string())
 
     def columns(self, names: Sequence[str], broker: pa.Array) -> list[pa.Array]:
         """The columns of these names; `broker` is told by whoever asked for the records."""
-        properties = self.properties() if _FROM_PROPERTIES & set(names) else None
-        heads = self._heads
+        wanted = [_PROPERTY_OF[name] for name in names if name in _PROPERTY_OF]
+        properties = self.properties(wanted) if wanted else None
         makers: dict[str, Callable[[], pa.Array]] = {
             "topic": self._topics,
             "broker": lambda: broker,
-            "queue_id": lambda: numbers(heads["queue_id"].astype(np.int32)),
-            "queue_offset": lambda: numbers(self.queue_offset()),
+            "queue_id": lambda: numbers(self.queue_id),
+            "queue_offset": lambda: numbers(self.queue_offset),
             "body": self.bodies,
-            "born_time": lambda: _times(heads["born_ms"].astype(np.int64)),
-            "store_time": lambda: _times(self.store_ms()),
-            "reconsume_times": lambda: numbers(self._reconsume_times()),
+            "born_time": lambda: _times(self.born_ms),
+            "store_time": lambda: _times(self.store_ms),
+            "reconsume_times": lambda: numbers(self.reconsume_times),
+            "properties": lambda: props.Properties(self._property_texts()).as_map(),
             "sys_flag": lambda: numbers(self.sys_flag),
         }
         if properties is not None:
             makers["keys"] = lambda: properties.column(b"KEYS")
             makers["tags"] = lambda: properties.column(b"TAGS")
-            makers["properties"] = properties.as_map
             makers["msg_id"] = lambda: _ids(properties, self._offset_ids)
         return [makers[name]() for name in names]
 
 
-def _ids(properties: props.Properties, otherwise: Callable[[], pa.Array]) -> pa.Array:
+def _ids(
+    properties: props.Properties | props.Places, otherwise: Callable[[], pa.Array]
+) -> pa.Array:
     unique = properties.column(b"UNIQ_KEY")
     return unique if not unique.null_count else pc.coalesce(unique, otherwise())
 
@@ -233,7 +271,7 @@ def wanted_rows(records: Records, wanted: Filter) -> np.ndarray[Any, np.dtype[np
     """Brokers compare hashes of tags; this looks at the tags themselves. None: all are wanted."""
     if not wanted.tags or not len(records):
         return None
-    tags = records.properties().column(b"TAGS")
+    tags = records.properties([b"TAGS"]).column(b"TAGS")
     exact = [tag for tag in wanted.tags if not tag.endswith("*")]
     mask = pc.is_in(tags, value_set=pa.array(exact, pa.string()))
     for tag in wanted.tags:

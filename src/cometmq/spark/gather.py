@@ -6,17 +6,18 @@ rule: nothing here knows what the bytes mean, but for the length word that begin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-_compiled: Callable[[bytes], bytes] | None
+COMPILED: ModuleType | None
 try:
-    from cometmq._fast.walk import record_starts as _compiled
+    COMPILED = import_module("cometmq._fast.walk")
 except ImportError:  # installed without a C compiler
-    _compiled = None
+    COMPILED = None
 
 LEAST_RECORD = 91
 _MAGICS = (0xA7, 0xAB)
@@ -34,6 +35,12 @@ def slices(buffer: pa.Buffer, begins: Any, ends: Any, kind: pa.DataType) -> pa.A
     bounds = np.empty(2 * count, np.int32)
     bounds[0::2] = begins
     bounds[1::2] = ends
+    return slices_between(buffer, bounds, kind)
+
+
+def slices_between(buffer: pa.Buffer, bounds: Any, kind: pa.DataType) -> pa.Array:
+    """The same of begins and ends in turn, as 32-bit numbers."""
+    count = len(bounds) // 2
     both = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), buffer])
     return both.take(numbers(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
 
@@ -97,7 +104,10 @@ def text_column(raw: pa.Array) -> pa.Array:
 
 def record_starts(body: bytes) -> bytes:
     """Where the records of a body begin, as 64-bit numbers; ValueError(byte) where it breaks."""
-    return _compiled(body) if _compiled is not None else plain_record_starts(body)
+    if COMPILED is None:
+        return plain_record_starts(body)
+    found: bytes = COMPILED.record_starts(body)
+    return found
 
 
 def plain_record_starts(body: bytes) -> bytes:

@@ -347,7 +347,7 @@ class PartitionReader:
         records = Records(b"".join(bodies) if len(bodies) > 1 else bodies[0])
         bounds = np.cumsum([0] + [len(body) for body in bodies])
         of_body = np.searchsorted(bounds, records.starts, "right") - 1
-        mask = records.queue_offset() < np.array(ends, np.int64)[of_body]
+        mask = records.queue_offset < np.array(ends, np.int64)[of_body]
         if not mask.all():  # rows of the next window, or behind the partition's end
             records.keep(mask)
             of_body = of_body[mask]

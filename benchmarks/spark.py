@@ -1,0 +1,445 @@
+"""What the Spark connector costs: CPU per row beside Parquet and beside rows, batches, streams.
+
+Owns: the questions of the connector's design, each with its target. One rule: CPU time is that of
+the JVM and of all its Python workers, read from /proc; things that are compared take turns in one
+run, and the median of the turns counts. The broker is a process of its own and is not counted.
+
+    spark.py                a topic of 1,000,000 messages, three turns
+    spark.py --quick        a fifth of it, one turn
+
+Writes results/<utc date>-<commit>-spark.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness import Server, say
+
+HERE = Path(__file__).resolve().parent
+QUEUES = 8
+BODY_BYTES = 128
+FOUR = ("topic", "queue_id", "queue_offset", "body")
+ELEVEN = (
+    *("topic", "broker", "queue_id", "queue_offset", "keys", "tags", "body"),
+    *("born_time", "store_time", "reconsume_times", "msg_id"),
+)
+ROW_SHARE = 10  # the row path gets a tenth of the messages: it takes ten times as long
+BATCH_ROWS = 400  # of a micro-batch whose fixed cost is looked for
+BATCHES = 40
+WARM = 2
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# ------------------------------------------------------------------------------------------- clocks
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """User and system time of processes, those they have waited for included."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(one) for one in text[11:15])
+    return ticks / TICKS
+
+
+@dataclass
+class Spent:
+    """What one run took."""
+
+    wall_s: float
+    jvm_s: float
+    python_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.jvm_s + self.python_s
+
+
+@dataclass
+class Bench:
+    spark: Any
+    server: Server
+    namesrv: str
+    folder: Path
+    count: int
+    turns: int
+    jvm: int
+    rows: list[list[str]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    made: int = 0
+
+    def spent(self, act: Callable[[], object]) -> Spent:
+        def clocks() -> tuple[float, float, float]:
+            jvm, *workers = tree(self.jvm)
+            # The JVM's own time without its children's: they are counted on their own.
+            text = Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()
+            return time.monotonic(), (int(text[11]) + int(text[12])) / TICKS, cpu_s(workers)
+
+        before = clocks()
+        act()
+        after = clocks()
+        return Spent(*(now - then for then, now in zip(before, after, strict=True)))
+
+    def in_turn(self, acts: dict[str, Callable[[], object]], warm: int) -> dict[str, list[Spent]]:
+        for _ in range(warm):
+            for act in acts.values():
+                act()
+        found: dict[str, list[Spent]] = {name: [] for name in acts}
+        for _ in range(self.turns):
+            for name, act in acts.items():
+                found[name].append(self.spent(act))
+        return found
+
+    def new(self, what: str) -> str:
+        self.made += 1
+        return f"{what}-{self.made}"
+
+    def topic(self, queues: int = QUEUES) -> str:
+        prefix = self.new("made") + "-"
+        harness.create_topics(self.server, prefix, 1, queues)
+        return f"{prefix}0"
+
+    def read(
+        self, topic: str, columns: Sequence[str], form: str = "rocketmq", **more: object
+    ) -> Any:
+        reader = self.spark.read.format(form).option("namesrv", self.namesrv)
+        reader = reader.option("topic", topic).option("columns", ",".join(columns))
+        for key, value in more.items():
+            reader = reader.option(key, str(value))
+        return reader.load()
+
+    def stream(self, topic: str, columns: Sequence[str], most: int) -> Any:
+        reader = self.spark.readStream.format("rocketmq").option("namesrv", self.namesrv)
+        reader = reader.option("topic", topic).option("columns", ",".join(columns))
+        reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", most)
+        return reader.load()
+
+    def run_stream(self, frame: Any, form: str, **options: str) -> list[Any]:
+        """All of it, batch after batch; the progress of each that had rows."""
+        writer = frame.writeStream.format(form).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(self.folder / self.new("checkpoint")))
+        for key, value in options.items():
+            writer = writer.option(key, value)
+        query = writer.start()
+        query.awaitTermination()
+        return [one for one in query.recentProgress if one["numInputRows"]]
+
+    def tell(self, what: str, found: str, target: str = "", reached: bool | None = None) -> None:
+        verdict = "" if reached is None else "reached" if reached else "MISSED"
+        self.rows.append([what, found, target, verdict])
+        say(f"  {what:<58} {found:>12}  {target:>12}  {verdict}")
+
+
+def nowhere(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def per_row_us(runs: list[Spent], rows: int) -> tuple[float, float, float]:
+    """(JVM, Python, both): medians."""
+    return (
+        statistics.median(one.jvm_s for one in runs) / rows * 1e6,
+        statistics.median(one.python_s for one in runs) / rows * 1e6,
+        statistics.median(one.cpu_s for one in runs) / rows * 1e6,
+    )
+
+
+def show_cost(bench: Bench, what: str, runs: list[Spent], rows: int) -> float:
+    jvm, python, both = per_row_us(runs, rows)
+    best = max(rows / one.wall_s for one in runs)
+    bench.tell(f"{what}: CPU us a row (JVM + Python)", f"{jvm:.2f} + {python:.2f}")
+    bench.figures[what] = {"jvm_us": jvm, "python_us": python, "best_rows_s": best}
+    return both
+
+
+# ---------------------------------------------------------------------------------------- questions
+
+
+def source(bench: Bench, topic: str, topic_for_rows: str) -> None:
+    few = bench.count // ROW_SHARE
+    for columns in (ELEVEN, FOUR):
+        lake = str(bench.folder / bench.new("lake"))
+        bench.read(topic, columns).write.parquet(lake)
+        found = bench.in_turn(
+            {
+                "parquet": lambda lake=lake: nowhere(bench.spark.read.parquet(lake)),
+                "arrow": lambda columns=columns: nowhere(bench.read(topic, columns)),
+            },
+            WARM,
+        )
+        slow = bench.in_turn(
+            {
+                "rows": lambda columns=columns: nowhere(
+                    bench.read(topic_for_rows, columns, "rocketmq-rows")
+                )
+            },
+            1,
+        )
+        n = len(columns)
+        parquet = show_cost(bench, f"Parquet, {n} columns", found["parquet"], bench.count)
+        arrow = show_cost(bench, f"source, {n} columns", found["arrow"], bench.count)
+        tuples = show_cost(bench, f"source of tuples, {n} columns", slow["rows"], few)
+        ratio, less = arrow / parquet, tuples / arrow
+        bench.tell(f"source / Parquet, {n} columns", f"{ratio:.2f}x", "<= 2.5x", ratio <= 2.5)
+        bench.tell(f"tuples / source, {n} columns", f"{less:.1f}x", ">= 8x", less >= 8)
+        bench.figures[f"source, {n} columns"] |= {"of_parquet": ratio, "tuples": less}
+
+
+def sink(bench: Bench) -> None:
+    few = bench.count // ROW_SHARE
+
+    def frame(rows: int) -> Any:
+        return bench.spark.range(0, rows, 1, 4).selectExpr(
+            f"cast(rpad(cast(id as string), {BODY_BYTES}, 'x') as binary) as body",
+            "'paid' as tags",
+            "concat('order-', id) as keys",
+        )
+
+    def write(form: str, rows: int) -> None:
+        writer = frame(rows).write.format(form).mode("append").option("namesrv", bench.namesrv)
+        writer.option("topic", bench.topic()).save()
+
+    acts: dict[str, Callable[[], object]] = {
+        "made": lambda: nowhere(frame(bench.count)),
+        "arrow": lambda: write("rocketmq", bench.count),
+    }
+    found = bench.in_turn(acts, WARM)
+    slow = bench.in_turn({"rows": lambda: write("rocketmq-rows", few)}, 1)
+    show_cost(bench, "rows made, and written nowhere", found["made"], bench.count)
+    arrow = show_cost(bench, "sink", found["arrow"], bench.count)
+    rows = show_cost(bench, "sink of rows", slow["rows"], few)
+    less = rows / arrow
+    bench.tell("sink of rows / sink (making them included)", f"{less:.1f}x", ">= 5x", less >= 5)
+    bench.figures["sink"] |= {"rows": less}
+
+
+def batches(bench: Bench) -> None:
+    """The time of a micro-batch that has next to nothing to do."""
+    prefix = bench.new("small") + "-"
+    harness.fill(bench.server, prefix, BATCHES * BATCH_ROWS, queues=QUEUES, body=BODY_BYTES)
+    topic = f"{prefix}0"
+    for what, form, target in (("", "noop", 120), (" with the sink", "rocketmq", 200)):
+
+        def once(form: str = form) -> list[Any]:
+            frame = bench.stream(topic, ("body", "tags"), BATCH_ROWS)
+            if form == "noop":
+                return bench.run_stream(frame, form)
+            return bench.run_stream(frame, form, namesrv=bench.namesrv, topic=bench.topic())
+
+        once()
+        done: list[list[Any]] = []
+        spent = bench.spent(lambda once=once, done=done: done.append(once()))
+        took = sorted(one["durationMs"]["triggerExecution"] for one in done[0][2:])
+        middle, best = statistics.median(took), took[len(took) // 10]
+        name = f"micro-batch{what}"
+        bench.tell(f"{name}, median ms", f"{middle:.0f}", f"<= {target}", middle <= target)
+        bench.tell(f"{name}, the best tenth, ms", f"{best}")
+        cpu_ms = spent.cpu_s / len(done[0]) * 1000
+        bench.tell(f"{name}, CPU ms", f"{cpu_ms:.0f}")
+        parts = {
+            key: statistics.median(one["durationMs"].get(key, 0) for one in done[0][2:])
+            for key in done[0][-1]["durationMs"]
+        }
+        say("    " + ", ".join(f"{key} {value:.0f}" for key, value in parts.items()))
+        bench.figures[name] = {"median_ms": middle, "best_ms": best, "cpu_ms": cpu_ms} | parts
+
+
+def streaming(bench: Bench, topic: str) -> None:
+    """Rows a second of a stream in batches of a quarter, beside one batch read of it all."""
+    took: dict[str, list[float]] = {"batch": [], "stream": []}
+    cpu: dict[str, list[float]] = {"batch": [], "stream": []}
+
+    def stream() -> float:
+        done = bench.run_stream(bench.stream(topic, FOUR, bench.count // 4), "noop")
+        return float(sum(one["durationMs"]["triggerExecution"] for one in done)) / 1000
+
+    stream()
+    for _ in range(max(bench.turns, 2)):
+        spent = bench.spent(lambda: nowhere(bench.read(topic, FOUR)))
+        took["batch"].append(spent.wall_s)
+        cpu["batch"].append(spent.cpu_s)
+        spent = bench.spent(lambda: took["stream"].append(stream()))
+        cpu["stream"].append(spent.cpu_s)
+    middle = {name: statistics.median(values) for name, values in took.items()}
+    ratio = middle["batch"] / middle["stream"]
+    for name, seconds in middle.items():
+        bench.tell(f"{name}, 4 columns, rows/s", f"{bench.count / seconds:,.0f}")
+    bench.tell("stream / batch, rows/s", f"{ratio:.2f}", ">= 0.6", ratio >= 0.6)
+    of_cpu = statistics.median(cpu["batch"]) / statistics.median(cpu["stream"])
+    bench.tell("stream / batch, rows per CPU s", f"{of_cpu:.2f}")
+    bench.figures["streaming"] = {"of_batch": ratio, "of_batch_by_cpu": of_cpu}
+
+
+@contextmanager
+def on_cores(root: int, cores: set[int]) -> Any:
+    """All threads of a process tree on these cores; those they make later inherit it."""
+
+    def put(where: set[int]) -> None:
+        for pid in tree(root):
+            with suppress(OSError):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    with suppress(OSError):
+                        os.sched_setaffinity(int(thread), where)
+
+    everywhere = os.sched_getaffinity(0)
+    put(cores)
+    try:
+        yield
+    finally:
+        put(everywhere)
+
+
+def growth(bench: Bench, topic: str) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        bench.tell("growth from 1 to 2 cores", "SKIPPED: one core")
+        return
+    best: dict[int, Spent] = {}
+    for _ in range(max(bench.turns, 2)):
+        for number in (1, 2):
+            with on_cores(bench.jvm, set(cores[1::-1][:number])):
+                spent = bench.spent(lambda: nowhere(bench.read(topic, FOUR)))
+            if number not in best or spent.wall_s < best[number].wall_s:
+                best[number] = spent
+    for number, one in best.items():
+        cores_got = one.cpu_s / one.wall_s
+        where = f"source on {number} core{'s' * (number > 1)}"
+        bench.tell(f"{where}, best rows/s", f"{bench.count / one.wall_s:,.0f}")
+        bench.tell(f"{where}: of the cores it got", f"{cores_got:.2f}")
+        bench.tell(f"{where}: CPU us a row", f"{one.cpu_s / bench.count * 1e6:.2f}")
+        bench.figures[where] = {"rows_s": bench.count / one.wall_s, "cores_got": cores_got}
+    grown = best[1].wall_s / best[2].wall_s
+    bench.tell("growth from 1 to 2 cores", f"{grown:.2f}x")
+    bench.figures["growth"] = grown
+
+
+# ---------------------------------------------------------------------------------------------- run
+
+
+def start_server() -> tuple[Server, str]:
+    folder = harness.new_folder()
+    command = [sys.executable, "-m", "cometmq", "up", "--namesrv-port", "0", "--broker-port", "0"]
+    command += ["--store", str(folder / "store"), "--log-level", "WARNING"]
+    began = time.monotonic()
+    process = harness.spawn(command, folder)
+    os.sched_setaffinity(process.pid, os.sched_getaffinity(0))
+    places = harness.await_ready(process, folder)
+    took = time.monotonic() - began
+    return Server("comet", places["broker"], [process], folder, took), places["namesrv"]
+
+
+def start_spark() -> Any:
+    # Workers import the row source from here, and run the same tree as we do.
+    paths = [str(HERE), *(one for one in sys.path if one.endswith("src"))]
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([before] if before else [])])
+    import spark_rows
+
+    import cometmq.spark
+
+    spark = cometmq.spark.session(
+        "cometmq-bench",
+        master="local[2]",
+        settings={"spark.driver.memory": "2g", "spark.local.dir": str(harness.new_folder())},
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    spark.dataSource.register(spark_rows.RowSource)
+    return spark
+
+
+QUESTIONS = ("source", "sink", "batches", "streaming", "growth")
+
+
+def measure(bench: Bench, chosen: Sequence[str]) -> None:
+    topics = [bench.new("full") + "-", bench.new("part") + "-"]
+    for prefix, rows in zip(topics, (bench.count, bench.count // ROW_SHARE), strict=True):
+        harness.fill(bench.server, prefix, rows, queues=QUEUES, body=BODY_BYTES)
+    full, part = (f"{prefix}0" for prefix in topics)
+    if "source" in chosen:
+        source(bench, full, part)
+    if "sink" in chosen:
+        sink(bench)
+    if "batches" in chosen:
+        batches(bench)
+    if "streaming" in chosen:
+        streaming(bench, full)
+    if "growth" in chosen:
+        growth(bench, full)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="a fifth of it, one turn")
+    parser.add_argument("--count", type=int, default=1_000_000, help="messages of the topic")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", default=",".join(QUESTIONS), help="some of " + str(QUESTIONS))
+    parser.add_argument("--no-result", action="store_true", help="write no file")
+    arguments = parser.parse_args()
+    count = arguments.count // 5 if arguments.quick else arguments.count
+    turns = 1 if arguments.quick else arguments.turns
+    harness.begin()
+    server, namesrv = start_server()
+    spark = start_spark()
+    import pyspark
+
+    jvm = spark.sparkContext._gateway.proc.pid
+    bench = Bench(spark, server, namesrv, harness.new_folder(), count, turns, jvm)
+    load_before = os.getloadavg()[0]
+    try:
+        measure(bench, arguments.only.split(","))
+    finally:
+        spark.stop()
+        server.close()
+    result: dict[str, Any] = {
+        "commit": harness.commit(),
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": harness.machine() | {"pinning": "none"},
+        "settings": {
+            "spark": f"{pyspark.__version__}, local[2], {harness.first_line('java', '-version')}",
+            "topic": f"{count:,} messages of {BODY_BYTES} B in {QUEUES} queues, a tag, a unique id",
+            "turns (median)": str(turns),
+            "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
+        },
+        "figures": bench.figures,
+    }
+    text = harness.table(["", "found", "target", ""], bench.rows)
+    markdown = f"# The Spark connector\n\n{harness.describe(result)}\n{NOTES}\n{text}\n"
+    say("\n" + markdown)
+    if not arguments.no_result:
+        harness.write_result(harness.result_path("spark"), result, markdown)
+
+
+NOTES = """\
+CPU time is that of the JVM and of Python's workers, in this run; the broker's is not in it. Source
+and Parquet go to Spark's `noop` sink. Wall times (ms, rows/s) depend on what else the machine did:
+see the load average; ratios and CPU times are the steadier figures.
+"""
+
+
+if __name__ == "__main__":
+    main()
