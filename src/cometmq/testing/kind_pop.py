@@ -62,9 +62,12 @@ class PopProducer(SqlProducer):
 class PopConsumer(Popper):
     """Acknowledges most messages, alone or together, some too late; puts some off; forgets some."""
 
+    def wake(self, client: Client) -> None:
+        ledger_of(client.history).own["pop plan"] = self.plan
+        super().wake(client)
+
     def take(self, client: Client, broker: Broker, header: PopHeader, some: list[Got]) -> None:
         ledger = ledger_of(client.history)
-        ledger.own.setdefault("pop plan", self.plan)
         together: list[Got] = []
         for got in some:
             self._note(client, ledger, got)
@@ -301,7 +304,7 @@ def _check_given(walk: Walk) -> None:
         if broker != view.name:
             continue
         one = walk.records.get((topic, queue_id, offset))
-        if one is None or view.boot_of(one) > boot:
+        if one is None or view.is_after(one, boot):
             continue  # lost, as it may be
         if (one.attempt, one.reconsume_times) != (got.attempt, got.times):
             view.problem(

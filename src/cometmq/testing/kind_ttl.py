@@ -154,7 +154,7 @@ def _check_passed(view: View, mine: dict[tuple[int, int], Record]) -> None:
             continue
         for offset in range(one.begin, one.end):
             found = mine.get((one.queue_id, offset))
-            if found is None or found.log_offset < view.begin or view.boot_of(found) > one.boot:
+            if found is None or found.log_offset < view.begin or view.is_after(found, one.boot):
                 continue
             until_ms = _until_ms(found)
             token = view.ledger.attempts[found.attempt].token

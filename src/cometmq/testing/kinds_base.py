@@ -168,6 +168,11 @@ class View:
                 return number
         return 0
 
+    def is_after(self, record: Record, boot: int) -> bool:
+        """Whether a record was written by a later boot than this, as nodes count them."""
+        number = self.boot_of(record)
+        return number > 0 and self.history.recoveries[self.name][number - 1].boot > boot
+
     def is_visible(self, record: Record) -> bool:
         return record.log_offset < self.broker.store.dispatched_offset
 
