@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cometmq.broker")
 
+SAME_MS = 1_000  # changes of one message in one millisecond that are told apart
+
 
 def ack(broker: Broker, call: Call) -> Reply | None:
     """One message is done with."""
@@ -118,12 +120,13 @@ def change_invisible(broker: Broker, call: Call) -> Reply | None:
         return _hide_in_order(broker, call, place, header, receipt)
     _check_revive_queue(broker, receipt.revive_queue)
     now_ms = call.now_ms
+    pop_ms = _another_ms(receipt.pop_ms, now_ms)
     point = Checkpoint(
         header.topic,
         header.consumerGroup,
         header.queueId,
         header.offset,
-        now_ms,
+        pop_ms,
         header.invisibleTime,
         receipt.broker,
         (header.offset,),
@@ -141,7 +144,14 @@ def change_invisible(broker: Broker, call: Call) -> Reply | None:
     except StoreError as error:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from None
     broker.pop.changed += 1
-    return _answer(broker, call, _new(now_ms, header.invisibleTime, receipt.revive_queue), end)
+    return _answer(broker, call, _new(pop_ms, header.invisibleTime, receipt.revive_queue), end)
+
+
+def _another_ms(pop_ms: int, now_ms: int) -> int:
+    """The time that the new receipt is told by. In the same millisecond as the old one both would
+    be one to an ack, and that of the old one would end the new one as well."""
+    is_taken = now_ms <= pop_ms < now_ms + SAME_MS
+    return pop_ms + 1 if is_taken else now_ms
 
 
 def _new(pop_ms: int, invisible_ms: int, revive_queue: int) -> Reply:

@@ -102,6 +102,7 @@ class Revive:
         self._first_ms = NEVER_MS  # of the checkpoints that wait
         self._newest_ms = 0
         self._blocked_ms = 0
+        self._again_ms = 0  # no new proof before: the last one proved nothing
         self._is_refused = False
         self._early: dict[Key, set[int]] = {}
         self.pending = 0
@@ -125,8 +126,7 @@ class Revive:
             elif self._proof is not None:
                 soonest = now_ms if dispatched >= self._proof.upto else NEVER_MS
             else:
-                due_ms = broker.timers.done_at(self._first_ms)
-                soonest = due_ms if due_ms > now_ms else now_ms + AGAIN_MS
+                soonest = max(broker.timers.done_at(self._first_ms), self._again_ms)
         return max(soonest, self._blocked_ms) if soonest < NEVER_MS else NEVER_MS
 
     def tick(self, broker: Broker, now_ms: int, out: Out) -> None:
@@ -240,10 +240,12 @@ class Revive:
             if proof.is_second:
                 self._proven_ms = max(self._proven_ms, proof.at_ms)
                 proof = self._proof = None
+                if self._proven_ms < self._first_ms:  # the timers are behind
+                    self._again_ms = now_ms + AGAIN_MS
             else:
                 at_ms = min(broker.timers.done_ms(store, now_ms), proof.at_ms)
                 proof = self._proof = _Proof(at_ms, store.max_log_offset, is_second=True)
-        is_due = broker.timers.done_at(self._first_ms) <= now_ms
+        is_due = max(broker.timers.done_at(self._first_ms), self._again_ms) <= now_ms
         if self._proof is None and is_due and self._proven_ms < self._first_ms:
             self._proof = _Proof(now_ms, store.max_log_offset)
 

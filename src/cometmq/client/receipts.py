@@ -106,10 +106,12 @@ def receipts_of(answer: PopAnswer, messages: list[ReceivedMessage], broker: str)
         for key, offsets in _info(answer.msgOffsetInfo, "msgOffsetInfo")
     }
     given = [props.get(one.properties_text, props.POP_CHECKPOINT) for one in messages]
-    seen: dict[int, list[int]] = {}  # queue -> its messages' offsets, ascending
+    # A queue's messages, by their offsets; the retry topic has queues of the same numbers.
+    seen: dict[str, list[int]] = {}
     for one, handle in zip(messages, given, strict=True):
         if handle is None:
-            seen.setdefault(one.queue_id, []).append(one.queue_offset)
+            key = f"{_flag_of(one.stored_topic)} {one.queue_id}"
+            seen.setdefault(key, []).append(one.queue_offset)
     for offsets in seen.values():
         offsets.sort()
     found: list[str] = []
@@ -119,11 +121,11 @@ def receipts_of(answer: PopAnswer, messages: list[ReceivedMessage], broker: str)
             continue
         flag = _flag_of(one.stored_topic)
         key = f"{flag} {one.queue_id}"
-        first = seen[one.queue_id][0]
+        first = seen[key][0]
         offset = one.queue_offset
         in_answer = told.get(key)
         if in_answer is not None:  # static topics: the broker's offsets differ from the records'
-            place = seen[one.queue_id].index(offset)
+            place = seen[key].index(offset)
             if place >= len(in_answer):
                 raise BodyError(
                     f"msgOffsetInfo of {broker} misses messages: {answer.msgOffsetInfo}"

@@ -21,6 +21,7 @@ from cometmq.wire.headers import RegisterBrokerHeader
 MAX_NAME = 255  # characters of a topic, broker, cluster or zone name, and of an address
 MAX_INT = 2**31 - 1  # queue counts, permissions and flags are Java ints
 
+RETRY_PREFIX = "%RETRY%"
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]*")
 _TOPIC_BYTES = bytes(number for number in range(128) if _TOPIC.fullmatch(chr(number)))
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]+:([0-9]{1,5})")
@@ -64,6 +65,8 @@ def check_topic(topic: str, *own_names: str) -> None:
     rest = topic
     for name in own_names:
         rest = rest.replace(name, "")
+    if topic.startswith(RETRY_PREFIX):  # `%RETRY%group+topic`: what pop's newer retry topics say
+        rest = rest.replace("+", "", 1)
     if not topic or len(topic) > MAX_NAME or not _TOPIC.fullmatch(rest):
         raise refuse(
             f"topic {topic[:80]!r} must be 1 to {MAX_NAME} characters of %|a-zA-Z0-9_- "

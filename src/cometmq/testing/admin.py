@@ -39,6 +39,7 @@ class AdminPlan(msgspec.Struct, frozen=True):
     name_servers: dict[str, str]
     trusts_topics: bool
     more_topics: dict[str, int] = {}  # that are only made
+    attributes: dict[str, str] = {}  # of topics, as an operator writes them
 
 
 class Admin:
@@ -136,7 +137,11 @@ class Admin:
         client.ask(
             self._plan.brokers[broker],
             RequestCode.UPDATE_AND_CREATE_TOPIC,
-            to_ext(CreateTopicHeader(topic, count, count, 6)),
+            to_ext(
+                CreateTopicHeader(
+                    topic, count, count, 6, attributes=self._plan.attributes.get(topic)
+                )
+            ),
             made,
         )
 

@@ -146,6 +146,7 @@ class Cluster:
             trusts_topics=not {"step", "drift", "slow_sync", "failed_sync", "full", "pause"}
             & set(swarm.faults),
             more_topics=kinds.queue_counts(swarm.kinds),
+            attributes=kinds.attributes(swarm.kinds),
         )
         self._add("admin", "10.0.2.1:1", lambda n: self._client(n, Admin(admin, self._rng(n))))
         for number, producer in enumerate(swarm.producers):

@@ -99,7 +99,7 @@ class _Walk:
             key = record.table.get(properties.TIMER_DELETES)
             if key is not None:
                 self.markers[key.lstrip("0")] = record
-            else:
+            elif record.table.get(properties.REAL_TOPIC) == TOPIC:
                 self.waiting.setdefault(record.attempt, []).append(record)
         elif record.topic == TOPIC:
             self._deliver(record)

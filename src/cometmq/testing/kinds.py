@@ -18,14 +18,20 @@ from typing import Any
 import msgspec
 
 from cometmq.broker.broker import Broker
+from cometmq.message import StoredMessage
 from cometmq.testing import (
+    kind_dedup,
     kind_levels,
     kind_ordered,
+    kind_pop,
+    kind_pop_ordered,
     kind_replies,
     kind_retries,
+    kind_sequences,
     kind_sql,
     kind_timers,
     kind_transactions,
+    kind_ttl,
 )
 from cometmq.testing.client import Role, RouteCache
 from cometmq.testing.history import Found, History, Sent
@@ -33,6 +39,8 @@ from cometmq.testing.kinds_base import KindPlan, KindProducer, Ledger, View
 from cometmq.testing.traffic import Consumer, ConsumerPlan
 
 Unmet = Callable[[View], list[str]]
+Explains = Callable[[Ledger, Sent | None, StoredMessage], bool]
+MakeConsumer = Callable[[str, ConsumerPlan, RouteCache, random.Random], Role]
 
 
 def _nothing(view: View) -> None:
@@ -43,13 +51,17 @@ def _none(view: View) -> list[str]:
     return []
 
 
+def _not_explained(ledger: Ledger, sent: Sent | None, message: StoredMessage) -> bool:
+    return False
+
+
 class Kind(msgspec.Struct, frozen=True):
     """One kind of message."""
 
     name: str
     topic: str
     producer: type[KindProducer]
-    consumer: type[Consumer] = Consumer
+    consumer: MakeConsumer = Consumer
     group: str = ""
     check: Callable[[View], None] = _nothing
     unmet: Unmet = _none
@@ -61,6 +73,15 @@ class Kind(msgspec.Struct, frozen=True):
     is_single: bool = False
     """Its producers send one message at a time."""
     expressions: tuple[str, ...] = ("",)
+    tags: tuple[str, ...] = ("*",)
+    explains: Explains = _not_explained
+    """Whether a record that nobody sent like this may stand in a log."""
+    attributes: str | None = None
+    """Of its topic."""
+    has_owners: bool = True
+    """Each queue belongs to one member of its group."""
+    is_owed_all: bool = True
+    """Its group gets all that it wants from each queue."""
 
     @property
     def group_name(self) -> str:
@@ -113,20 +134,72 @@ KINDS: dict[str, Kind] = {
             is_single=True,
         ),
         Kind("replies", kind_replies.TOPIC, kind_replies.Asker, kind_replies.Answerer),
+        Kind(
+            "pop",
+            kind_pop.TOPIC,
+            kind_pop.PopProducer,
+            kind_pop.PopConsumer,
+            check=kind_pop.check,
+            unmet=kind_pop.unmet,
+            expressions=("", "", *list(kind_sql.EXPRESSIONS)[:3]),
+            tags=("*", *kind_pop.TAGS),
+            explains=kind_pop.explains,
+            has_owners=False,
+            is_owed_all=False,
+        ),
+        Kind(
+            "pop_ordered",
+            kind_pop_ordered.TOPIC,
+            KindProducer,
+            kind_pop_ordered.OrderedPopper,
+            check=kind_pop_ordered.check,
+            unmet=kind_pop_ordered.unmet,
+            has_owners=False,
+        ),
+        Kind(
+            "dedup",
+            kind_dedup.TOPIC,
+            kind_dedup.DedupProducer,
+            check=kind_dedup.check,
+            attributes=kind_dedup.ATTRIBUTES,
+        ),
+        Kind(
+            "sequences",
+            kind_sequences.TOPIC,
+            kind_sequences.SequenceProducer,
+            check=kind_sequences.check,
+        ),
+        Kind(
+            "ttl",
+            kind_ttl.TOPIC,
+            kind_ttl.TtlProducer,
+            kind_ttl.TtlConsumer,
+            check=kind_ttl.check,
+            unmet=kind_ttl.unmet,
+            explains=kind_ttl.explains,
+            attributes=kind_ttl.ATTRIBUTES,
+            is_owed_all=False,
+        ),
     )
 }
+LATER = ("pop", "pop_ordered", "dedup", "sequences", "ttl")
+"""Drawn apart, so that seeds from before there were these stay what they were without them."""
 
 
 # ------------------------------------------------------------------------------------- the dice
 
 
 def choose(seed: int, faults: tuple[str, ...]) -> tuple[str, ...]:
-    """The kinds of a seed: none in every second one, else a few."""
+    """The kinds of a seed: none in every third one, else a few."""
     rng = random.Random(f"{seed}:kinds")
-    if rng.randrange(2):
-        return ()
-    count = rng.choice((1, 2, 2, 3))
-    return fitting(tuple(sorted(rng.sample(list(KINDS), count))), faults)
+    names: tuple[str, ...] = ()
+    if not rng.randrange(2):
+        count = rng.choice((1, 2, 2, 3))
+        names = tuple(sorted(rng.sample([name for name in KINDS if name not in LATER], count)))
+    later = random.Random(f"{seed}:kinds:later")
+    if later.randrange(3) == 0:
+        names += tuple(sorted(later.sample(LATER, later.choice((1, 1, 2)))))
+    return fitting(names, faults)
 
 
 def fitting(names: tuple[str, ...], faults: tuple[str, ...]) -> tuple[str, ...]:
@@ -150,6 +223,16 @@ def settings(seed: int, broker: int, faults: tuple[str, ...]) -> dict[str, Any]:
         "timer_flush_interval_ms": rng.choice((100, 1_000)),
         "timer_log_file_bytes": rng.choice((52 * 8 + 16, 52 * 100 + 30)),
         "is_recall_enabled": True,
+        **_pop_settings(random.Random(f"{seed}:kinds:broker:{broker}:pop")),
+    }
+
+
+def _pop_settings(rng: random.Random) -> dict[str, Any]:
+    return {
+        "revive_queue_count": rng.choice((1, 2, 8)),
+        "pop_retry_percent": rng.choice((0, 20, 100)),
+        "is_pop_retry_v2": bool(rng.randrange(2)),
+        "shows_pop_retry_topic": rng.randrange(4) == 0,
     }
 
 
@@ -179,13 +262,14 @@ def producer_plans(
 
 def consumer_plans(seed: int, names: tuple[str, ...]) -> list[ConsumerPlan]:
     rng = random.Random(f"{seed}:kinds:consumers")
+    later = random.Random(f"{seed}:kinds:consumers:later")
     plans = []
     for name in names:
         kind = KINDS[name]
         plan = ConsumerPlan(
             group=kind.group_name,
             topics=(kind.topic, *kind.more_topics),
-            tags="*",
+            tags=later.choice(kind.tags),
             heartbeat_ms=rng.choice((500, 2_000)),
             commit_ms=rng.choice((200, 1_000, 3_000)),
             suspend_ms=rng.choice((500, 2_000)),
@@ -204,6 +288,12 @@ def queue_counts(names: tuple[str, ...]) -> dict[str, int]:
     return {KINDS[name].topic: 2 for name in names}
 
 
+def attributes(names: tuple[str, ...]) -> dict[str, str]:
+    """What an operator wants of these topics."""
+    found = {KINDS[name].topic: KINDS[name].attributes for name in names}
+    return {topic: text for topic, text in found.items() if text is not None}
+
+
 def make_producer(name: str, plan: KindPlan, routes: RouteCache, rng: random.Random) -> Role:
     return KINDS[plan.kind].producer(name, plan, routes, rng)
 
@@ -220,6 +310,19 @@ def wants(plan: ConsumerPlan, sent: Sent) -> bool:
     if plan.expression:
         return kind_sql.wants(plan.expression, sent)
     return plan.tags == "*" or sent.tags == plan.tags
+
+
+def has_owners(plan: ConsumerPlan) -> bool:
+    return not plan.kind or KINDS[plan.kind].has_owners
+
+
+def is_owed_all(plan: ConsumerPlan) -> bool:
+    return not plan.kind or KINDS[plan.kind].is_owed_all
+
+
+def explains(ledger: Ledger, sent: Sent | None, message: StoredMessage) -> bool:
+    """Whether a kind of this run says why a record is there."""
+    return any(KINDS[kind].explains(ledger, sent, message) for kind in ledger.kinds)
 
 
 def check(history: History, name: str, broker: Broker, found: dict[int, Found]) -> None:

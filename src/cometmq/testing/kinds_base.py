@@ -168,6 +168,11 @@ class View:
                 return number
         return 0
 
+    def is_after(self, record: Record, boot: int) -> bool:
+        """Whether a record was written by a later boot than this, as nodes count them."""
+        number = self.boot_of(record)
+        return number > 0 and self.history.recoveries[self.name][number - 1].boot > boot
+
     def is_visible(self, record: Record) -> bool:
         return record.log_offset < self.broker.store.dispatched_offset
 
@@ -228,6 +233,8 @@ class Letter(msgspec.Struct):
     table: dict[str, str]
     body: bytes
     sys_flag: int = 0
+    unique_key: str = ""
+    """Of each attempt its own, unless this is set."""
     queue: tuple[str, int] | None = None
     """Broker and queue id if only that one will do."""
     tries: int = 0
@@ -237,6 +244,8 @@ class KindProducer:
     """Sends messages of one kind, and sends again elsewhere when it isn't told that it worked."""
 
     most_tries = 6
+    template = "TBW102"
+    """The topic that a missing one is made after."""
 
     def __init__(self, name: str, plan: KindPlan, routes: RouteCache, rng: random.Random) -> None:
         self.name = name
@@ -277,7 +286,13 @@ class KindProducer:
         token = f"{self.name}-{self._count}"
         body = f"{token}|".encode() + self.rng.randbytes(self.rng.randrange(40))
         letter = self.make(client, token, body)
-        client.history.sent[token] = Sent(token, self.plan.topic, body, attributes=letter.table)
+        client.history.sent[token] = Sent(
+            token,
+            self.plan.topic,
+            body,
+            tags=letter.table.get(properties.TAGS, ""),
+            attributes=letter.table,
+        )
         return letter
 
     def make(self, client: Client, token: str, body: bytes) -> Letter:
@@ -306,14 +321,18 @@ class KindProducer:
         header = SendHeader(
             producerGroup=self.group,
             topic=self.plan.topic,
-            defaultTopic="TBW102",
+            defaultTopic=self.template,
             defaultTopicQueueNums=4,
             queueId=target.queue_id,
             sysFlag=letter.sys_flag,
             bornTimestamp=client.now_ms,
             flag=0,
             properties=properties.build(
-                {**letter.table, ATTEMPT: name, properties.UNIQUE_KEY: f"{name:0>32}"}
+                {
+                    **letter.table,
+                    ATTEMPT: name,
+                    properties.UNIQUE_KEY: letter.unique_key or f"{name:0>32}",
+                }
             ),
         )
         self._in_flight += 1
@@ -337,26 +356,32 @@ class KindProducer:
     ) -> None:
         self._in_flight -= 1
         if answer.is_ok:
-            assert answer.frame is not None
-            ext = answer.frame.ext
-            topic, queue_id = self.place_of(attempt, ext)
-            place: Queue = (target.broker, topic, queue_id)
-            log_offset = message_id.parse_offset_id(ext["msgId"])[2]
-            client.history.acked(
-                place,
-                int(ext["queueOffset"]),
-                log_offset,
-                letter.token,
-                answer.boot,
-                is_firm=self.is_firm(target.broker),
-            )
-            self.stored(client, letter, attempt, target, answer, log_offset)
+            self.answered(client, letter, attempt, target, answer)
             return
         if letter.tries < self.most_tries or client.is_healed:
             self._again.append(letter)
             self.next_ms = min(self.next_ms, client.now_ms + 1 + self.plan.interval_ms)
         else:
             self.gave_up(client, letter)
+
+    def answered(
+        self, client: Client, letter: Letter, attempt: Attempt, target: Target, answer: Answer
+    ) -> None:
+        """The broker said yes: it stands where the answer says."""
+        assert answer.frame is not None
+        ext = answer.frame.ext
+        topic, queue_id = self.place_of(attempt, ext)
+        place: Queue = (target.broker, topic, queue_id)
+        log_offset = message_id.parse_offset_id(ext["msgId"])[2]
+        client.history.acked(
+            place,
+            int(ext["queueOffset"]),
+            log_offset,
+            letter.token,
+            answer.boot,
+            is_firm=self.is_firm(target.broker),
+        )
+        self.stored(client, letter, attempt, target, answer, log_offset)
 
     def place_of(self, attempt: Attempt, ext: dict[str, str]) -> tuple[str, int]:
         """Topic and queue in which the broker keeps it, by what it answered."""

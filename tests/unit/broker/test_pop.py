@@ -330,6 +330,20 @@ def test_the_new_receipt_acknowledges_and_the_old_one_is_void(bench: Bench) -> N
     assert bodies_of(pop(bench)) == [b"b"]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_changes_within_the_millisecond_of_the_pop(bench: Bench, count: int) -> None:
+    """Old and new receipt were one to the ack of the old one: the message never came back."""
+    fill(bench, b"a")
+    (one,) = pop(bench)
+    for _ in range(count):
+        new = changed(bench, one, INVISIBLE_MS)
+        assert new.receipt != one.receipt
+        one = new
+    bench.advance(BACK_MS + 1_000)
+    (again,) = pop(bench)
+    assert (again.body, again.times) == (b"a", 1)
+
+
 @pytest.mark.parametrize(
     ("more", "code"),
     [
@@ -683,3 +697,21 @@ def test_no_room_for_the_retry_topic(benches: Benches) -> None:
     bench.advance(12_000)
     (again,) = pop(bench)
     assert (again.body, again.times) == (b"a", 1)
+
+
+def test_a_store_that_takes_nothing_does_not_make_the_reader_spin(benches: Benches) -> None:
+    """A checkpoint was read, the timers could not deliver its acks: it asked again at once."""
+    bench = benches()
+    fill(bench, b"a", b"b", b"c")
+    pop(bench, maxMsgNums=1, invisibleTime=2_500)
+    pop(bench, maxMsgNums=1, invisibleTime=3_500)
+    bench.advance(1_100)
+    bench.keeps_flushes = True
+    pop(bench, maxMsgNums=1, invisibleTime=60_000)
+    bench.advance(1_200)
+    assert bench.broker.pop.revive.pending == 1
+    bench.flush("the disk is broken")
+    assert bench.store.read_only_reason is not None
+    ticks = bench.ticks
+    bench.advance(10_000)
+    assert bench.ticks - ticks < 1_000

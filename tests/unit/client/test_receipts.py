@@ -62,6 +62,20 @@ def test_handles_are_made_of_the_answer() -> None:
     ]
 
 
+def test_a_retry_topic_has_queues_of_its_own() -> None:
+    """Of the same number, where the broker shows its name (popResponseReturnActualRetryTopic)."""
+    answer = PopAnswer(
+        5, 6, 7, startOffsetInfo="0 0 10;2 0 0", msgOffsetInfo="0 0 10,11,13;2 0 0,1"
+    )
+    retry = "%RETRY%G+T"
+    popped = [message(0, 10), message(0, 11), message(0, 13)]
+    popped += [message(0, 0, topic=retry), message(0, 1, topic=retry)]
+    assert receipts_of(answer, popped, "b") == [
+        *(f"10 5 6 7 0 b 0 {offset}" for offset in (10, 11, 13)),
+        *(f"0 5 6 7 2 b 0 {offset}" for offset in (0, 1)),
+    ]
+
+
 def test_an_answer_without_offsets_counts_from_the_first_message() -> None:
     answer = PopAnswer(5, 6, 7)
     popped = [message(1, 105), message(1, 106)]

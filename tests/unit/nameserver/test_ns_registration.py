@@ -31,6 +31,14 @@ def test_a_registered_broker_is_routed(bench: Any) -> None:
     ]
 
 
+def test_the_newer_retry_topics_of_pop_are_topics(bench: Any) -> None:
+    """A broker with one of them (enableRetryTopicV2) was refused, and lost all its routes."""
+    assert bench.register(["T1", "%RETRY%group+T1"]).code == 0
+    assert bench.has_route("T1") and bench.has_route("%RETRY%group+T1")
+    assert bench.register(["T1", "group+T1"]).code == 29
+    assert bench.register(["T1", "%RETRY%group+T1+T2"]).code == 29
+
+
 def compressed(topics: list[str], *, mapping: bool) -> bytes:
     """The layout of wire.md 3.2, written here by hand."""
 
