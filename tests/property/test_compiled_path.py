@@ -72,8 +72,31 @@ def test_random_and_hostile_traffic_with_staged_records(seed: int) -> None:
         assert store.committed_offset == store.max_log_offset == store.dispatched_offset
 
 
-def _play(rng: random.Random, twins: Twins) -> None:
-    traffic = Traffic(rng, oddness=rng.choice((0, 5, 20, 100)))
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_and_hostile_traffic_with_messages_that_wait(seed: int) -> None:
+    rng = random.Random(2000 + seed)
+    settings = _settings(rng)
+    settings["timer_log_file_bytes"] = rng.choice((52 * 5 + 16, 52 * 300))
+    settings["timer_window_slots"] = rng.choice((20, 130))
+    if rng.random() < 0.2:
+        settings["transaction_op_interval_ms"] = 1000
+    if rng.random() < 0.2:
+        settings["timer_most_per_slot"] = 2
+    if rng.random() < 0.2:
+        settings |= {"flush": "ASYNC_FLUSH", "is_staged": True, "stage_bytes": 5000}
+    twins = Twins(**settings)
+    _play(rng, twins, kinds=rng.choice((20, 50, 90)))
+    for _ in range(12):  # all that can comes out
+        twins.now_ms += rng.choice((500, 5_000, 60_000))
+        for _ in range(3):
+            twins.both("tick", twins.now_ms)
+            while twins.plain.flushes:
+                twins.both("flush", twins.now_ms)
+    twins.compare()
+
+
+def _play(rng: random.Random, twins: Twins, kinds: int = 0) -> None:
+    traffic = Traffic(rng, oddness=rng.choice((0, 5, 20, 100)), kinds=kinds)
     for _ in range(STEPS):
         while len(twins.conns) < 3:
             twins.open(rng.choice(("10.0.0.2", "10.0.0.3", "fd00::7")))
@@ -261,4 +284,28 @@ def test_numbered_batches_are_judged_and_then_stored_by_the_compiled_path() -> N
             side.broker.store.max_log_offset,
         )
     assert twins.plain.broker.sequences._table == twins.compiled.broker.sequences._table
+    twins.compare()
+
+
+KINDS = (
+    *("DELAY\x011\x02", "TIMER_DELAY_MS\x011500\x02", "TIMER_DELAY_SEC\x011\x02"),
+    *("TIMER_DELIVER_MS\x011700000004700\x02", "TRAN_MSG\x01true\x02PGROUP\x01P\x02"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_message_that_waits_is_stored_by_the_compiled_path(kind: str, flush: str) -> None:
+    twins = Twins(**SMALL, flush=flush)
+    conn = twins.open()
+    twins.play(conn, _ordinary_sends(1, 1))
+    for _ in range(4):  # until the topic is known, and its first send is answered
+        twins.both("flush", twins.now_ms)
+        twins.both("tick", twins.now_ms)
+        twins.now_ms += 700
+    twins.play(conn, _ordinary_sends(1, 2, kind))
+    taken = twins.compiled.taken
+    twins.play(conn, _ordinary_sends(1, 3, kind))
+    assert twins.compiled.taken == taken + 3
+    assert twins.compiled.broker.deadline_ms == twins.plain.broker.deadline_ms
     twins.compare()

@@ -67,8 +67,29 @@ class Hot:
         ack_binary: list[bytes],
         pull_binary: list[bytes],
     ) -> None: ...
+    def configure_kinds(
+        self,
+        *,
+        delays_ms: list[int],
+        takes_timed: bool,
+        precision_ms: int,
+        max_delay_ms: int,
+        takes_halves: bool,
+        broker_name: bytes,
+    ) -> None: ...
+    def learn_place(
+        self, kind: int, queue_count: int, ends: QueueEnds, traffic: Traffic | None
+    ) -> None: ...
     def learn_queue(
-        self, topic: str, queue_count: int, ends: QueueEnds, traffic: Traffic
+        self,
+        topic: str,
+        queue_count: int,
+        ends: QueueEnds | None,
+        traffic: Traffic,
+        *,
+        is_open: bool = True,
+        is_target: bool = False,
+        may_keep: bool = False,
     ) -> None: ...
     def learn_pull(
         self,
@@ -100,11 +121,13 @@ class Hot:
         read_upto: int,
         log_min: int,
         store_ms: int,
+        now_ms: int,
         born_host: bytes,
         allowed: int,
     ) -> int: ...
     def take_replies(self) -> bytes | None: ...
     def take_acks(self) -> bytes | None: ...
+    def take_kept(self) -> int: ...
     @property
     def is_full(self) -> bool: ...
     def take_sums(self) -> tuple[int, int, int, int, int, int]: ...

@@ -4,7 +4,8 @@
 
     feed      frames in -> records in the log's memory, replies in a buffer; stops before the first
               frame that is not ordinary
-    dispatch  records of feed -> units in queue memory, entries in the key index
+    deliver   records that waited (delay levels, timers) -> copies in their real topics
+    dispatch  records of both -> units in queue memory, entries in the key index
 
 Owns: nothing that lasts. Policy (which topics, which pulls, which limits) is worked out by the
 broker, taught here and forgotten when it changes; positions live in the small objects that the
@@ -13,11 +14,13 @@ what it does is byte for byte what the plain path does with the same frames; wha
 of it leaves alone, and changes nothing for it.
 """
 
+from base64 import urlsafe_b64encode
+
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
 from cometmq._fast.headers cimport (
@@ -77,7 +80,20 @@ cdef enum:
     PULL_SUBSCRIBES = 4
     PULL_IS_LITE = 16
 
-    NOT_ORDINARY_BITS = 0xC | 0x40 | 0x80  # transactions and inner batches
+    NOT_ORDINARY_BITS = 0x8 | 0x40 | 0x80  # ended transactions and inner batches
+    PREPARED = 0x4
+    COMMITTED = 0x8
+    TRANSACTION_BITS = 0xC
+
+    # kinds of messages that are kept elsewhere first
+    PLAIN = 0
+    DELAYED = 1
+    TIMED = 2
+    HALF = 3
+
+    MOST_LEVELS = 64
+    HALF_ROOM_BYTES = 128  # of properties, as in broker/half_records.py
+    KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
     BORN_V6 = 0x10
     STORE_V6 = 0x20
 
@@ -440,6 +456,9 @@ cdef class _Topic:
     # In the order of use: what one message reads stands in two lines of memory.
     cdef int count
     cdef uint32_t key_hash  # Java's hash of `topic#`
+    cdef bint is_open  # to clients
+    cdef bint is_target  # of messages that were kept elsewhere
+    cdef bint may_keep  # its messages may be of a kind that is kept elsewhere first
     cdef bytes name
     cdef Traffic traffic
     cdef Queue* near[NEAR_QUEUES]  # the first of `queues`
@@ -457,6 +476,16 @@ cdef class _Topic:
         self.queues.set(ends.queue.queue_id, ends)
         if ends.queue.queue_id < min(self.count, NEAR_QUEUES):
             self.near[ends.queue.queue_id] = ends.queue
+
+
+cdef _Topic new_topic(bytes name, int queue_count, Traffic traffic):
+    cdef _Topic made = _Topic()
+    made.name = name
+    made.queues = _Queues(queue_count)
+    made.count = made.queues.count
+    made.traffic = traffic
+    made.key_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name)) * 31 + 35  # "#"
+    return made
 
 
 cdef class _Pass:
@@ -563,6 +592,62 @@ cdef struct Cooked:
     int32_t unique_size
     int32_t key_count
     uint32_t keys[MOST_KEYS]
+    int kind
+    int64_t asked  # a level, or the time
+    int64_t slot_ms
+
+
+cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
+    """Whether a text stands anywhere in another."""
+    cdef Bytes stop = p + size - text_size
+    while p <= stop:
+        p = <Bytes>memchr(p, text[0], stop - p + 1)
+        if p == NULL:
+            return False
+        if memcmp(p, text, text_size) == 0:
+            return True
+        p += 1
+    return False
+
+
+cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
+    """How often a text stands in another; it does not overlap itself."""
+    cdef int count = 0
+    cdef int32_t at = 0
+    while at + text_size <= size:
+        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
+            count += 1
+            at += text_size
+        else:
+            at += 1
+    return count
+
+
+cdef inline int64_t digits(Bytes p, int32_t size, int most) noexcept nogil:
+    """A number of plain digits, at most so many; -1 if it is anything else."""
+    cdef int64_t value = 0
+    cdef int32_t i
+    if size < 1 or size > most:
+        return -1
+    for i in range(size):
+        if not 48 <= p[i] <= 57:
+            return -1
+        value = value * 10 + p[i] - 48
+    return value
+
+
+cdef inline uint8_t* put_text(uint8_t* p, Bytes text, Py_ssize_t size) noexcept nogil:
+    memcpy(p, text, size)
+    return p + size
+
+
+cdef inline uint8_t* put_number(uint8_t* p, const char* name, int name_size, int64_t value) noexcept:
+    """One property with a number."""
+    p = put_text(p, <Bytes>name, name_size)
+    p[0] = 1
+    p += 1 + put_decimal(p + 1, value)
+    p[0] = 2
+    return p + 1
 
 
 cdef inline bint is_name(Bytes p, Py_ssize_t size, const char* name, int name_size) noexcept nogil:
@@ -615,10 +700,18 @@ cdef class Hot:
     cdef bytes ack_head, ack_queue, ack_offset, ack_unique, ack_flag, ack_tail
     cdef bytes binary_head, binary_flag, binary_ext, binary_remark, pull_ext
     cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
+    # where messages of a kind are kept, once that is taught
+    cdef _Topic schedule, timers, halves
+    cdef int level_count
+    cdef int64_t delays_ms[MOST_LEVELS]
+    cdef bint takes_timed, takes_halves
+    cdef int64_t precision_ms, max_delay_ms
+    cdef bytes broker_name
+    cdef int64_t kept
     # the buffer being fed
     cdef uint8_t* log
     cdef int64_t log_begin, log_end, log_min, read_upto
-    cdef int64_t store_ms
+    cdef int64_t store_ms, now_ms
     cdef bytes born_host
     cdef int allowed
     # what came of it
@@ -720,8 +813,60 @@ cdef class Hot:
         self.binary_remark, self.pull_ext = pull_binary
         self.forget()
 
-    def learn_queue(self, str topic, int queue_count, QueueEnds ends, Traffic traffic):
-        """Sends to this queue are ordinary until `forget`."""
+    def configure_kinds(
+        self,
+        *,
+        list delays_ms,
+        bint takes_timed,
+        int64_t precision_ms,
+        int64_t max_delay_ms,
+        bint takes_halves,
+        bytes broker_name,
+    ):
+        """What decides where messages of a kind are kept first. `delays_ms`: by level."""
+        cdef int i
+        self.level_count = len(delays_ms) if len(delays_ms) <= MOST_LEVELS else 0
+        for i in range(self.level_count):
+            self.delays_ms[i] = delays_ms[i]
+        self.takes_timed = takes_timed
+        self.precision_ms = precision_ms
+        self.max_delay_ms = max_delay_ms
+        self.takes_halves = takes_halves
+        self.broker_name = broker_name
+
+    def learn_place(self, int kind, int queue_count, QueueEnds ends, Traffic traffic):
+        """Messages of this kind are kept in this queue until `forget`."""
+        cdef _Topic found
+        if kind == DELAYED:
+            found = self.schedule
+        elif kind == TIMED:
+            found = self.timers
+        else:
+            found = self.halves
+        if found is None:
+            found = new_topic(ends.topic.encode("utf-8"), queue_count, traffic)
+            if kind == DELAYED:
+                self.schedule = found
+            elif kind == TIMED:
+                self.timers = found
+            else:
+                self.halves = found
+        found.set(ends)
+
+    def learn_queue(
+        self,
+        str topic,
+        int queue_count,
+        QueueEnds ends,
+        Traffic traffic,
+        *,
+        bint is_open=True,
+        bint is_target=False,
+        bint may_keep=False,
+    ):
+        """Messages to this queue are ordinary until `forget`: those that clients send (`is_open`,
+        `may_keep` those that wait elsewhere first), those that have waited (`is_target`). Without
+        `ends` that is so for the topic, and for none of its queues yet."""
         cdef bytes name = topic.encode("utf-8")
         cdef _Topic found
         cdef Bytes p = <Bytes>PyBytes_AS_STRING(name)
@@ -729,16 +874,15 @@ cdef class Hot:
         if len(name) > MAX_TOPIC_BYTES:
             return
         if known == NULL:
-            found = _Topic()
-            found.name = name
-            found.queues = _Queues(queue_count)
-            found.count = found.queues.count
-            found.traffic = traffic
-            found.key_hash = java_hash(0, p, <int>len(name)) * 31 + 35  # "#"
+            found = new_topic(name, queue_count, traffic)
             self.topics.put(name, found)
         else:
             found = <_Topic>known
-        found.set(ends)
+        found.is_open |= is_open
+        found.is_target |= is_target
+        found.may_keep |= may_keep
+        if ends is not None:
+            found.set(ends)
 
     def learn_pull(
         self,
@@ -794,6 +938,7 @@ cdef class Hot:
         """Everything taught about topics and pulls: something has changed."""
         self.topics.clear()
         self.passes.clear()
+        self.schedule = self.timers = self.halves = None
 
     def forget_pulls(self):
         self.passes.clear()
@@ -816,6 +961,7 @@ cdef class Hot:
         int64_t read_upto,
         int64_t log_min,
         int64_t store_ms,
+        int64_t now_ms,
         bytes born_host,
         int allowed,
     ):
@@ -835,6 +981,7 @@ cdef class Hot:
         self.log_end = log_end
         self.log_min = log_min
         self.store_ms = store_ms
+        self.now_ms = now_ms
         self.born_host = born_host
         self.allowed = allowed
         PyObject_GetBuffer(log, &view, PyBUF_SIMPLE)
@@ -860,6 +1007,12 @@ cdef class Hot:
         if self.acks.size == 0:
             return None
         return PyBytes_FromStringAndSize(<char*>self.acks.at, self.acks.size)
+
+    def take_kept(self):
+        """How many messages went to a place to wait since this was last asked."""
+        kept = self.kept
+        self.kept = 0
+        return kept
 
     @property
     def is_full(self):
@@ -1008,21 +1161,25 @@ cdef class Hot:
             return False
         topic = <_Topic>found
         queue = topic.queue(frame.queue_id)
-        if queue == NULL or frame.stop - frame.body > self.max_message_bytes:
+        if not topic.is_open or frame.queue_id >= topic.count:
+            return False
+        if frame.stop - frame.body > self.max_message_bytes:
             return False
         sys_flag &= ~(BORN_V6 | STORE_V6)
         if is_true(&fields[12]):
+            if queue == NULL or sys_flag & PREPARED:
+                return False
             return self.send_batch(
                 &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, born_ms,
                 reconsume_times, frame.body, frame.stop,
             )
         return self.send_one(
-            &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, flag, born_ms,
-            reconsume_times, frame.body, frame.stop,
+            frame, topic, queue, &fields[8], sys_flag, flag, born_ms, reconsume_times,
         )
 
-    cdef bint cook(self, _Topic topic, Cooked* cooked):
-        """Read properties that stand in `cooked.text` and complete them; False: not ordinary."""
+    cdef bint cook(self, _Topic topic, Cooked* cooked, bint may_keep, int32_t queue_id):
+        """Read properties that stand in `cooked.text` and complete them; False: not ordinary.
+        `may_keep`: it may be of a kind that is kept elsewhere first."""
         cdef uint8_t* text = cooked.text
         cdef int32_t size = cooked.size
         cdef int32_t at = 0, middle, stop, name_size, value_size
@@ -1030,9 +1187,11 @@ cdef class Hot:
         cdef Bytes words = NULL
         cdef int32_t words_size = 0
         cdef bint has_tags = False, has_wait = False
+        cdef _Topic home = topic
         cooked.unique = NULL
         cooked.tags_code = 0
         cooked.key_count = 0
+        cooked.kind = PLAIN
         if size and text[size - 1] != 2:
             text[size] = 2
             size += 1
@@ -1056,7 +1215,9 @@ cdef class Hot:
                 return False
             if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
                 if memcmp(name, b"TIMER_", 6) == 0:
-                    return False
+                    if not may_keep or not self.is_timed(cooked, name, name_size, value, value_size):
+                        return False
+                    continue
                 if is_name(name, name_size, "PRODUCER_SEQ", 12) and not self.allowed & IS_JUDGED:
                     return False
                 if ends_with(name, name_size, "TRACE_ON", 8) or ends_with(
@@ -1085,10 +1246,19 @@ cdef class Hot:
                 has_wait = True
                 if self.allowed & IS_SYNC and is_name(value, value_size, "false", 5):
                     return False
+            elif is_name(name, name_size, "DELAY", 5):
+                cooked.asked = digits(value, value_size, 9)
+                if not may_keep or cooked.kind or not 0 < cooked.asked <= self.level_count:
+                    return False
+                cooked.kind = DELAYED
+            elif is_name(name, name_size, "TRAN_MSG", 8):
+                if not may_keep or cooked.kind or not self.takes_halves:
+                    return False
+                if not is_name(value, value_size, "true", 4):
+                    return False
+                cooked.kind = HALF
             elif (
-                is_name(name, name_size, "DELAY", 5)
-                or is_name(name, name_size, "TTL_MS", 6)
-                or is_name(name, name_size, "TRAN_MSG", 8)
+                is_name(name, name_size, "TTL_MS", 6)
                 or (name_size >= 6 and memcmp(name, b"TIMER_", 6) == 0)
                 or ends_with(name, name_size, "MSG_REGION", 10)
                 or ends_with(name, name_size, "TRACE_ON", 8)
@@ -1100,7 +1270,13 @@ cdef class Hot:
             return False
         if size + PyBytes_GET_SIZE(self.added) > MAX_PROPERTIES_BYTES:
             return False
-        cooked.keys[0] = index_hash(java_hash(topic.key_hash, cooked.unique, cooked.unique_size))
+        memcpy(text + size, PyBytes_AS_STRING(self.added), PyBytes_GET_SIZE(self.added))
+        cooked.size = size + <int32_t>PyBytes_GET_SIZE(self.added)
+        if cooked.kind:
+            home = self.home(cooked.kind)
+            if home is None or not self.cook_kept(topic, cooked, queue_id):
+                return False
+        cooked.keys[0] = index_hash(java_hash(home.key_hash, cooked.unique, cooked.unique_size))
         cooked.key_count = 1
         at = 0
         while at < words_size:
@@ -1113,12 +1289,74 @@ cdef class Hot:
             if cooked.key_count >= MOST_KEYS:
                 return False
             cooked.keys[cooked.key_count] = index_hash(
-                java_hash(topic.key_hash, words + at, stop - at)
+                java_hash(home.key_hash, words + at, stop - at)
             )
             cooked.key_count += 1
             at = stop
-        memcpy(text + size, PyBytes_AS_STRING(self.added), PyBytes_GET_SIZE(self.added))
-        cooked.size = size + <int32_t>PyBytes_GET_SIZE(self.added)
+        return True
+
+    cdef inline _Topic home(self, int kind):
+        """Where messages of a kind are kept; None if that was not taught."""
+        if kind == DELAYED:
+            return self.schedule
+        return self.timers if kind == TIMED else self.halves
+
+    cdef bint is_timed(
+        self, Cooked* cooked, Bytes name, int32_t name_size, Bytes value, int32_t value_size
+    ) noexcept:
+        """Note when a message wants to come, from one of its properties; False: not ordinary."""
+        cdef int64_t asked = digits(value, value_size, 15)
+        if cooked.kind or asked < 0 or not self.takes_timed:
+            return False
+        if is_name(name, name_size, "TIMER_DELAY_MS", 14):
+            asked += self.now_ms
+        elif is_name(name, name_size, "TIMER_DELAY_SEC", 15):
+            asked = self.now_ms + asked * 1000
+        elif not is_name(name, name_size, "TIMER_DELIVER_MS", 16):
+            return False
+        cooked.kind = TIMED
+        cooked.asked = asked
+        return True
+
+    cdef bint cook_kept(self, _Topic topic, Cooked* cooked, int32_t queue_id) noexcept:
+        """Add what a message that is kept says of its real place: as broker/delay.py, timed.py and
+        half_records.py do."""
+        cdef uint8_t* text = cooked.text
+        cdef int32_t size = cooked.size
+        cdef uint8_t* p = text + size
+        cdef int64_t left_ms
+        if not topic.may_keep or size > MAX_PROPERTIES_BYTES - KEPT_ROOM_BYTES:
+            return False
+        if cooked.kind == HALF and cooked.unique_size > KEPT_ROOM_BYTES // 4:
+            return False
+        if has_text(text, size, "REAL_TOPIC", 10) or has_text(text, size, "REAL_QID", 8):
+            return False
+        if cooked.kind == DELAYED:
+            if has_text(text, size, "TIMER_", 6):
+                return False
+            cooked.tags_code = self.store_ms + self.delays_ms[cooked.asked - 1]
+        elif cooked.kind == TIMED:
+            left_ms = cooked.asked - self.now_ms
+            if left_ms <= 0 or left_ms > self.max_delay_ms or count_text(text, size, "TIMER_", 6) != 1:
+                return False
+            cooked.slot_ms = (cooked.asked - 1) // self.precision_ms * self.precision_ms
+            p = put_number(p, "TIMER_OUT_MS", 12, cooked.slot_ms)
+        else:
+            if (
+                has_text(text, size, "TRANSACTION_CHECK_TIMES", 23)
+                or has_text(text, size, "TRAN_PREPARED_QUEUE_OFFSET", 26)
+                or has_text(text, size, "__transactionId__", 17)
+            ):
+                return False
+            p = put_text(p, b"__transactionId__\x01", 18)
+            p = put_text(p, cooked.unique, cooked.unique_size)
+            p[0] = 2
+            p += 1
+        p = put_text(p, b"REAL_TOPIC\x01", 11)
+        p = put_bytes(p, topic.name)
+        p[0] = 2
+        p = put_number(p + 1, "REAL_QID", 8, queue_id)
+        cooked.size = <int32_t>(p - text)
         return True
 
     cdef inline int64_t record_size(self, _Topic topic, int64_t body_size, int32_t text_size):
@@ -1141,6 +1379,7 @@ cdef class Hot:
     cdef void write(
         self,
         _Topic topic,
+        _Topic counted,
         Queue* queue,
         Cooked* cooked,
         int32_t sys_flag,
@@ -1151,13 +1390,11 @@ cdef class Hot:
         int64_t body_size,
         int64_t size,
     ) noexcept:
-        """Append one record; there is room for it."""
+        """Append one record of `topic`, which counts as one of `counted`; there is room for it."""
         cdef uint8_t* p = self.log + (self.write_at - self.log_begin)
         cdef Py_ssize_t born_size = PyBytes_GET_SIZE(self.born_host)
         cdef Py_ssize_t store_size = PyBytes_GET_SIZE(self.store_host)
         cdef Py_ssize_t name_size = PyBytes_GET_SIZE(topic.name)
-        cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
-        cdef int i
         if born_size == 20:
             sys_flag |= BORN_V6
         if store_size == 20:
@@ -1186,7 +1423,14 @@ cdef class Hot:
         p += 1 + name_size
         put16(p, cooked.size)
         memcpy(p + 2, cooked.text, cooked.size)
+        self.appended(counted, queue, cooked, size)
 
+    cdef inline void appended(
+        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    ) noexcept:
+        """A record was written: it takes its number, and waits for dispatch."""
+        cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
+        cdef int i
         soon(queue.tail)  # dispatch needs it
         pending.log_offset = self.write_at
         pending.queue_offset = queue.next_offset
@@ -1204,13 +1448,12 @@ cdef class Hot:
         self.write_at += size
         self.appended_count += 1
         self.appended_bytes += size
-        topic.traffic.count += 1
-        topic.traffic.size += size
+        counted.traffic.count += 1
+        counted.traffic.size += size
 
     cdef bint send_one(
         self,
-        Head* head,
-        bint is_binary,
+        Ahead* frame,
         _Topic topic,
         Queue* queue,
         Text* properties,
@@ -1218,21 +1461,33 @@ cdef class Hot:
         int32_t flag,
         int64_t born_ms,
         int32_t reconsume_times,
-        Bytes body,
-        Bytes stop,
     ):
         cdef Cooked cooked
+        cdef Head* head = &frame.head
+        cdef Bytes body = frame.body
+        cdef Bytes stop = frame.stop
         cdef int64_t size
         cdef int64_t log_offset = self.write_at
-        cdef int64_t queue_offset = queue.next_offset
+        cdef _Topic home = topic
+        cdef _Topic counted = topic
         # An escaped text is at most six times as long as what it stands for.
         if properties.at == NULL or properties.size > MAX_PROPERTIES_BYTES:
             return False
         cooked.text = self.scratch
         cooked.size = unescape(properties, cooked.text)
-        if not self.cook(topic, &cooked):
+        if not self.cook(topic, &cooked, True, frame.queue_id):
             return False
-        size = self.record_size(topic, stop - body, cooked.size)
+        if cooked.kind:
+            home = self.home(cooked.kind)
+            queue = home.queue(cooked.asked - 1 if cooked.kind == DELAYED else 0)
+            if cooked.kind == HALF:
+                if reconsume_times > 0:
+                    return False
+                counted = home
+                sys_flag &= ~TRANSACTION_BITS
+        if queue == NULL or sys_flag & TRANSACTION_BITS:
+            return False
+        size = self.record_size(home, stop - body, cooked.size)
         if (
             size > self.max_message_bytes + RECORD_OVERHEAD_BYTES
             or size + BLANK_BYTES > self.log_end - self.write_at
@@ -1241,14 +1496,28 @@ cdef class Hot:
             return False
         if not head.flag & FLAG_ONEWAY:
             if not self.acknowledge(
-                head.opaque, is_binary, &log_offset, 1, queue.queue_id, queue_offset,
+                head.opaque, frame.is_binary, &log_offset, 1, frame.queue_id, queue.next_offset,
                 cooked.unique, cooked.unique_size,
+                self.recall_handle(topic, &cooked) if cooked.kind == TIMED else None,
             ):
                 return False
         self.write(
-            topic, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body, stop - body, size
+            home, counted, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body,
+            stop - body, size,
         )
+        if cooked.kind:
+            self.kept += 1
         return True
+
+    cdef bytes recall_handle(self, _Topic topic, Cooked* cooked):
+        """As broker/recall.py makes it."""
+        words = b"v1 %b %b %d %b" % (
+            topic.name,
+            self.broker_name,
+            cooked.slot_ms + 1,
+            PyBytes_FromStringAndSize(<char*>cooked.unique, cooked.unique_size),
+        )
+        return urlsafe_b64encode(words)
 
     cdef bint send_batch(
         self,
@@ -1306,7 +1575,7 @@ cdef class Hot:
             size = self.record_size(topic, <int32_t>get32(p + 16), cooked.size)
             log_offsets[i] = self.write_at
             self.write(
-                topic, queue, &cooked, sys_flag, <int32_t>get32(p + 12), born_ms, reconsume_times,
+                topic, topic, queue, &cooked, sys_flag, <int32_t>get32(p + 12), born_ms, reconsume_times,
                 p + BATCH_HEAD_BYTES, <int32_t>get32(p + 16), size,
             )
             p += get32(p)
@@ -1316,7 +1585,7 @@ cdef class Hot:
             self.outer_unique(properties, &unique, &unique_size)
             if not self.acknowledge(
                 head.opaque, is_binary, log_offsets, count, queue.queue_id, queue_offset, unique,
-                unique_size,
+                unique_size, None,
             ):
                 free(log_offsets)
                 raise MemoryError()
@@ -1376,7 +1645,7 @@ cdef class Hot:
             return False
         memcpy(cooked.text, text + 2, text_size)
         cooked.size = <int32_t>text_size
-        return self.cook(topic, cooked)
+        return self.cook(topic, cooked, False, 0)
 
     cdef bint acknowledge(
         self,
@@ -1388,8 +1657,9 @@ cdef class Hot:
         int64_t queue_offset,
         Bytes unique,
         int32_t unique_size,
+        bytes handle,
     ):
-        """Answer a send: where its messages went."""
+        """Answer a send: where its messages went. `handle`: of one that can be recalled."""
         cdef Out* out = &self.acks if self.allowed & IS_SYNC else &self.replies
         cdef int id_size = 2 * (<int>PyBytes_GET_SIZE(self.store_host) + 8)
         cdef Py_ssize_t begin = out.size
@@ -1399,7 +1669,8 @@ cdef class Hot:
         cdef uint8_t number[20]
         cdef int ids_size = count * (id_size + 1) - 1
         if not make_room(out, 1024 + ids_size + unique_size + PyBytes_GET_SIZE(self.binary_ext)
-                         + PyBytes_GET_SIZE(self.ack_head)):
+                         + PyBytes_GET_SIZE(self.ack_head)
+                         + (0 if handle is None else PyBytes_GET_SIZE(handle))):
             return False
         start = out.at + begin
         p = start + 8
@@ -1414,6 +1685,9 @@ cdef class Hot:
                 p = put_bytes(p, self.ack_unique)
                 memcpy(p, unique, unique_size)
                 p += unique_size
+            if handle is not None:
+                p = put_text(p, b'","recallHandle":"', 18)
+                p = put_bytes(p, handle)
             p = put_bytes(p, self.ack_flag)
             p += put_decimal(p, opaque)
             p = put_bytes(p, self.ack_tail)
@@ -1432,6 +1706,11 @@ cdef class Hot:
             p = put_entry(p, "queueOffset", 11, number, put_decimal(number, queue_offset))
             if unique != NULL:
                 p = put_entry(p, "transactionId", 13, unique, unique_size)
+            if handle is not None:
+                p = put_entry(
+                    p, "recallHandle", 12, <Bytes>PyBytes_AS_STRING(handle),
+                    <int>PyBytes_GET_SIZE(handle),
+                )
             put32(table - 4, <uint32_t>(p - table))
             put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
         put32(start, <uint32_t>(p - start - 4))

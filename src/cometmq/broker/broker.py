@@ -269,6 +269,8 @@ class Broker:
                 may_pull = self._is_readable and not self.offsets.resets
                 at = self.store.feed(data, at, born_host, now_ms, may_send, may_pull)
                 frames += hot.frames
+                if hot.take_kept():
+                    self.is_plan_old = True  # something has to come out again
                 replies = hot.take_replies()
                 if replies is not None:
                     out.append(Send(conn, replies))

@@ -51,7 +51,7 @@ class Delay:
     """The delay levels of a broker."""
 
     def __init__(self, config: BrokerConfig, stored: dict[str, Any] | None, now_ms: int) -> None:
-        self._delays_ms = delay_ms_by_level(config.delay_levels)
+        self.delays_ms = delay_ms_by_level(config.delay_levels)
         self.version = DataVersion(timestamp=now_ms)
         self.offsets: dict[int, int] = {}
         """By level: the next unit to deliver."""
@@ -102,13 +102,13 @@ class Delay:
 
     @property
     def max_level(self) -> int:
-        return len(self._delays_ms)
+        return len(self.delays_ms)
 
     def redirect(self, message: NewMessage) -> bool:
         """Send a message with a delay level to its level's queue instead; False if it has none."""
         level = level_of(message)
         kind = message.sys_flag & TRANSACTION_MASK
-        if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self._delays_ms:
+        if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self.delays_ms:
             return False
         text = message.properties
         if level > self.max_level or "TIMER_" in text:
@@ -164,7 +164,7 @@ class Delay:
         if unit is None:
             return None
         due_ms = unit[2]
-        if due_ms > now_ms + self._delays_ms[level - 1]:
+        if due_ms > now_ms + self.delays_ms[level - 1]:
             due_ms = now_ms  # the clock was set back since it was stored
         self._due[level] = due_ms
         return due_ms

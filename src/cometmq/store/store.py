@@ -250,6 +250,7 @@ class Store:
                 before if log.staging is None else log.committed_at,
                 files[0].start if files else before,
                 store_ms,
+                now_ms,
                 born_host,
                 allowed,
             )
