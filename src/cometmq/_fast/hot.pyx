@@ -597,6 +597,37 @@ cdef struct Cooked:
     int64_t slot_ms
 
 
+cdef struct Stored:
+    # A record that waited, and what its properties say. Places are counted from `at`.
+    Bytes at
+    int64_t log_offset
+    int64_t size
+    int32_t sys_flag
+    int32_t store_ms_at
+    int32_t reconsume_at
+    int32_t body_at
+    int32_t body_size
+    Bytes topic
+    int32_t topic_size
+    Bytes text
+    int32_t text_size
+    Bytes real_topic
+    int32_t real_topic_size
+    int64_t real_queue
+    Bytes unique
+    int32_t unique_size
+    Bytes words
+    int32_t words_size
+    Bytes group
+    int32_t group_size
+    int64_t tags_code
+    int64_t out_ms
+    bint is_later  # asks to be delayed or timed
+    bint is_immune
+    bint is_marker  # deletes another one
+    bint is_brief  # may expire
+
+
 cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """Whether a text stands anywhere in another."""
     cdef Bytes stop = p + size - text_size
@@ -1948,6 +1979,272 @@ cdef class Hot:
             put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
         put32(start, <uint32_t>(p - start - 4 + body_size))
         return p
+
+    # -------------------------------------------------------------------- messages that waited
+
+    cdef void open_log(self, tuple log, Py_buffer* view):
+        """Where records are written and read: the memory being written to, which holds [begin, end)
+        of the log; the write position; what is before `read_upto` may be read; where the log
+        begins; store time and time. Whoever calls releases `view`."""
+        tail, begin, end, write_at, read_upto, log_min, store_ms, now_ms = log
+        self.log_begin = begin
+        self.log_end = end
+        self.write_at = write_at
+        self.read_upto = read_upto
+        self.log_min = log_min
+        self.store_ms = store_ms
+        self.now_ms = now_ms
+        PyObject_GetBuffer(tail, view, PyBUF_SIMPLE)
+        self.log = <uint8_t*>view.buf
+        if view.len != self.log_end - self.log_begin or view.readonly:
+            self.log_end = self.write_at  # no room
+
+    cdef Bytes unit_at(self, Queue* queue, int64_t offset) noexcept:
+        """A unit of a queue; NULL if that needs a closer look."""
+        cdef PinState* pin
+        cdef int64_t at = offset * UNIT_BYTES
+        if queue.log_min != self.log_min or not queue.min_offset <= offset < queue.max_offset:
+            return NULL
+        pin = queue.read
+        if pin == NULL or pin.at == NULL or not pin.start <= at < pin.end:
+            pin = queue.tail
+            if pin == NULL or pin.at == NULL or not pin.start <= at < pin.end:
+                return NULL
+        pin.used = 1
+        return pin.at + (at - pin.start)
+
+    cdef bint read_stored(
+        self, int64_t log_offset, int64_t size, Stored* found, bint is_whole
+    ) noexcept:
+        """A record and what its properties say; False if that needs a closer look. `is_whole`: its
+        body is checked as well."""
+        cdef Bytes p = self.record_at(log_offset, size)
+        cdef int64_t at
+        if p == NULL or get32(p + 4) != MAGIC_V1 or <int64_t>get64(p + 28) != log_offset:
+            return False
+        found.at = p
+        found.log_offset = log_offset
+        found.size = size
+        found.sys_flag = <int32_t>get32(p + 36)
+        at = 68 if found.sys_flag & BORN_V6 else 56
+        found.store_ms_at = <int32_t>at
+        at += 28 if found.sys_flag & STORE_V6 else 16
+        found.reconsume_at = <int32_t>at
+        if at + 16 > size:
+            return False
+        found.body_size = <int32_t>get32(p + at + 12)
+        found.body_at = <int32_t>(at + 16)
+        if found.body_size < 0:
+            return False
+        at += 16 + <int64_t>found.body_size
+        if at + 1 > size:
+            return False
+        found.topic = p + at + 1
+        found.topic_size = p[at]
+        at += 1 + found.topic_size
+        if at + 2 > size or at + 2 + <int64_t>get16(p + at) != size:
+            return False
+        found.text = p + at + 2
+        found.text_size = <int32_t>get16(p + at)
+        if found.text_size > MAX_PROPERTIES_BYTES:
+            return False
+        if is_whole and found.body_size:
+            if crc32(p + found.body_at, found.body_size) & 0x7FFFFFFF != get32(p + 8):
+                return False
+        return self.read_properties(found)
+
+    cdef bint read_properties(self, Stored* found) noexcept:
+        cdef Bytes text = found.text
+        cdef int32_t size = found.text_size
+        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef Bytes name, value
+        cdef bint has_tags = False, is_twice = False
+        found.real_topic = found.unique = found.words = found.group = NULL
+        found.real_topic_size = found.unique_size = found.words_size = found.group_size = 0
+        found.real_queue = found.out_ms = -1
+        found.tags_code = 0
+        found.is_later = found.is_immune = found.is_marker = found.is_brief = False
+        if size == 0 or text[size - 1] != 2 or not is_utf8(text, text + size):
+            return False
+        while at < size:
+            middle = at
+            while middle < size and text[middle] != 1 and text[middle] != 2:
+                middle += 1
+            if middle >= size or text[middle] == 2:
+                return False
+            stop = middle + 1
+            while text[stop] != 2:  # there is one: the text ends with it
+                if text[stop] == 1:
+                    return False
+                stop += 1
+            name = text + at
+            name_size = middle - at
+            value = text + middle + 1
+            value_size = stop - middle - 1
+            at = stop + 1
+            if name_size == 0 or value_size == 0:
+                return False
+            if name_size == 4 and memcmp(name, b"TAGS", 4) == 0:
+                is_twice |= has_tags
+                has_tags = True
+                if not is_ascii(value, value_size):
+                    return False
+                found.tags_code = <int32_t>java_hash(0, value, value_size)
+            elif name_size == 4 and memcmp(name, b"KEYS", 4) == 0:
+                is_twice |= found.words != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.words = value
+                found.words_size = value_size
+            elif name_size == 8 and memcmp(name, b"UNIQ_KEY", 8) == 0:
+                is_twice |= found.unique != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.unique = value
+                found.unique_size = value_size
+            elif name_size == 10 and memcmp(name, b"REAL_TOPIC", 10) == 0:
+                is_twice |= found.real_topic != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.real_topic = value
+                found.real_topic_size = value_size
+            elif name_size == 8 and memcmp(name, b"REAL_QID", 8) == 0:
+                is_twice |= found.real_queue >= 0
+                found.real_queue = digits(value, value_size, 5)
+                if found.real_queue < 0:
+                    return False
+            elif name_size == 6 and memcmp(name, b"PGROUP", 6) == 0:
+                is_twice |= found.group != NULL
+                found.group = value
+                found.group_size = value_size
+            elif name_size > 6 and memcmp(name, b"TIMER_", 6) == 0:
+                found.is_later = True
+                if is_name(name, name_size, "TIMER_OUT_MS", 12):
+                    is_twice |= found.out_ms >= 0
+                    found.out_ms = digits(value, value_size, 18)
+                    if found.out_ms < 0:
+                        return False
+                elif is_name(name, name_size, "TIMER_DEL_UNIQKEY", 17):
+                    found.is_marker = True
+            elif is_name(name, name_size, "DELAY", 5):
+                found.is_later = True
+            elif is_name(name, name_size, "TTL_MS", 6):
+                found.is_brief = True
+            elif is_name(name, name_size, "CHECK_IMMUNITY_TIME_IN_SECONDS", 30):
+                found.is_immune = True
+        return not is_twice and found.unique != NULL and found.real_topic != NULL
+
+    cdef bint put_again(
+        self,
+        Stored* stored,
+        int32_t sys_flag,
+        int64_t prepared_offset,
+        Bytes more,
+        int32_t more_size,
+        int64_t behind,
+    ):
+        """Write a message that waited once more, to its real place; `more`: properties that are
+        added, `behind`: bytes that must be free after it. False: not ordinary, nothing is done."""
+        cdef Cooked cooked
+        cdef _Topic topic
+        cdef Queue* queue
+        cdef void* known
+        cdef int64_t size, at
+        cdef uint8_t* p
+        cdef int32_t word = 0, stop
+        if stored.is_brief or stored.real_queue < 0:
+            return False
+        known = self.topics.find(
+            stored.real_topic, stored.real_topic_size, fnv(stored.real_topic, stored.real_topic_size)
+        )
+        if known == NULL:
+            return False
+        topic = <_Topic>known
+        queue = topic.queue(<int32_t>stored.real_queue)
+        if not topic.is_target or queue == NULL:
+            return False
+        if stored.body_size > self.max_message_bytes:
+            return False
+        if stored.text_size + more_size > MAX_PROPERTIES_BYTES:
+            return False
+        cooked.tags_code = stored.tags_code
+        cooked.keys[0] = index_hash(java_hash(topic.key_hash, stored.unique, stored.unique_size))
+        cooked.key_count = 1
+        while word < stored.words_size:
+            if stored.words[word] == c" ":
+                word += 1
+                continue
+            stop = word
+            while stop < stored.words_size and stored.words[stop] != c" ":
+                stop += 1
+            if cooked.key_count >= MOST_KEYS:
+                return False
+            cooked.keys[cooked.key_count] = index_hash(
+                java_hash(topic.key_hash, stored.words + word, stop - word)
+            )
+            cooked.key_count += 1
+            word = stop
+        at = stored.body_at + <int64_t>stored.body_size
+        size = at + 3 + PyBytes_GET_SIZE(topic.name) + stored.text_size + more_size
+        if (
+            size > self.max_message_bytes + RECORD_OVERHEAD_BYTES
+            or size + behind + BLANK_BYTES > self.log_end - self.write_at
+            or not self.has_pending_room(2, cooked.key_count)
+        ):
+            return False
+        p = self.log + (self.write_at - self.log_begin)
+        memcpy(p, stored.at, at)
+        put32(p, <uint32_t>size)
+        if stored.body_size == 0:
+            put32(p + 8, 0)
+        put32(p + 12, queue.queue_id)
+        put64(p + 20, queue.next_offset)
+        put64(p + 28, self.write_at)
+        put32(p + 36, sys_flag)
+        put64(p + stored.store_ms_at, self.store_ms)
+        put64(p + stored.reconsume_at + 4, prepared_offset)
+        p += at
+        p[0] = <uint8_t>PyBytes_GET_SIZE(topic.name)
+        p = put_bytes(p + 1, topic.name)
+        put16(p, stored.text_size + more_size)
+        p = put_text(p + 2, stored.text, stored.text_size)
+        memcpy(p, more, more_size)
+        self.appended(topic, queue, &cooked, size)
+        return True
+
+    def deliver_level(self, QueueEnds level, int64_t offset, int most, tuple log):
+        """Messages of a delay level from `offset` on to their real topics, as long as they are due
+        and it is simple; returns how many."""
+        cdef Py_buffer view
+        cdef Stored stored
+        cdef Bytes unit
+        cdef int count = 0
+        self.open_log(log, &view)
+        try:
+            while count < most:
+                unit = self.unit_at(level.queue, offset + count)
+                if unit == NULL or <int64_t>get64(unit + 12) > self.now_ms:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(unit), <int32_t>get32(unit + 8), &stored, True
+                ):
+                    break
+                if stored.sys_flag & TRANSACTION_BITS not in (0, COMMITTED):
+                    break
+                if not self.put_again(
+                    &stored,
+                    stored.sys_flag,
+                    <int64_t>get64(stored.at + stored.reconsume_at + 4),
+                    NULL,
+                    0,
+                    0,
+                ):
+                    break
+                count += 1
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+        return count
 
     # ----------------------------------------------------------------------------------- dispatch
 

@@ -164,6 +164,8 @@ class Broker:
         self.expired = Expired(store, now_ms)
         self.pop = Pop(store, self.offsets, watches, now_ms)
         self._revive_topic = names.revive_topic(config.cluster)
+        self.own_topics = frozenset((self._revive_topic, names.OP_TOPIC))
+        """Topics whose messages mean something to this broker when they are stored."""
         self._parts: tuple[Part, ...] = (
             self.delay,
             self.timers,

@@ -102,6 +102,22 @@ class Teacher:
             may_keep=name not in _KINDS,
         )
 
+    def delivered(self, message: NewMessage) -> None:
+        """A message that waited was stored in its real place: the next one can go there too."""
+        broker, name = self._broker, message.topic
+        topic = broker.topics.get(name)
+        ends = broker.store.queue_ends(name, message.queue_id)
+        if topic is None or ends is None or name in _KINDS or name in broker.own_topics:
+            return
+        self._hot.learn_queue(
+            name,
+            max(topic.readQueueNums, topic.writeQueueNums),
+            cast("QueueEnds", ends),
+            cast("Traffic", broker.stats.of_topic(name)),
+            is_open=False,
+            is_target=True,
+        )
+
     def pulled(self, header: PullHeader, wants: Filter, offset: int) -> None:
         """A pull was answered with messages from `offset` on: so can the next one."""
         if not isinstance(wants, TagFilter) or wants.needs_record:

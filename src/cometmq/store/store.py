@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cometmq.errors import MessageIllegal, StoreBusy, StoreFull, StoreReadOnly
 from cometmq.message import NewMessage, StoredMessage
@@ -37,7 +37,8 @@ from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Encoded, Scan, prepare
 
 if TYPE_CHECKING:
-    from cometmq._fast.hot import Hot
+    from cometmq._fast.hot import Hot, LogPlace
+    from cometmq._fast.hot import QueueEnds as HotEnds
 
 log = logging.getLogger("cometmq.store")
 
@@ -258,6 +259,41 @@ class Store:
             if hot.write_at != before:
                 log.write_at = hot.write_at
                 self._last_store_ms = store_ms
+
+    def deliver_level(self, topic: str, queue_id: int, offset: int, most: int, now_ms: int) -> int:
+        """Let compiled code store messages of a delay level once more, in their real places, from
+        `offset` on, as long as they are due and it is simple; returns how many."""
+        ends = self.queue_ends(topic, queue_id)
+        if self.hot is None or ends is None or not self.is_writable:
+            return 0
+        place = self._log_place(now_ms)
+        try:
+            return self.hot.deliver_level(cast("HotEnds", ends), offset, most, place)
+        finally:
+            self._note_written(place)
+
+    def _log_place(self, now_ms: int) -> LogPlace:
+        """Where compiled code finds the log."""
+        log = self._log
+        before = log.write_at
+        files = log.segments.items
+        return (
+            log.tail_view,
+            log.tail_begin,
+            log.tail_end,
+            before,
+            before if log.staging is None else log.committed_at,
+            files[0].start if files else before,
+            max(now_ms, self._last_store_ms),
+            now_ms,
+        )
+
+    def _note_written(self, place: LogPlace) -> None:
+        """What was done is done, whatever comes after it."""
+        assert self.hot is not None
+        if self.hot.write_at != place[3]:
+            self._log.write_at = self.hot.write_at
+            self._last_store_ms = place[6]
 
     def fold(self) -> tuple[int, int, int, int, int, int]:
         """Add to our counters what the compiled path has counted since; returns that."""
