@@ -165,7 +165,7 @@ class Side:
                 *(timers.pending, timers.delivered, timers.recalled, timers.lost, timers.read_ms),
                 *(timers.queue_offset, timers._safe_from, timers._last_slot_ms),
                 *(timers._enter_upto, timers._log.end, timers.counts.table),
-                *(timers.counts.version, timers.counts.file.generation),
+                timers.counts.version,
             ),
             "half": (
                 *(half.commits, half.rollbacks, half.checks, half.repeated, half.offset),

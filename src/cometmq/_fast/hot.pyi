@@ -1,3 +1,4 @@
+from array import array
 from collections.abc import Callable, Iterable
 
 LogPlace = tuple[memoryview, int, int, int, int, int, int, int]
@@ -128,6 +129,37 @@ class Hot:
         allowed: int,
     ) -> int: ...
     def deliver_level(self, level: QueueEnds, offset: int, most: int, log: LogPlace) -> int: ...
+    def enter_timers(
+        self,
+        source: QueueEnds,
+        offset: int,
+        most: int,
+        log: LogPlace,
+        wheel: memoryview,
+        slots: int,
+        precision_ms: int,
+        units: memoryview,
+        units_begin: int,
+        units_end: int,
+        units_limit: int,
+        first_ms: int,
+        write_ms: int,
+        window_ms: int,
+        runs: list[tuple[bytes, int]],
+    ) -> tuple[int, int, int]: ...
+    def timer_chain(
+        self, units: memoryview, begin: int, end: int, at: int, most: int, positions: array[int]
+    ) -> int: ...
+    def deliver_timed(
+        self,
+        units: memoryview,
+        begin: int,
+        end: int,
+        positions: array[int],
+        most: int,
+        log: LogPlace,
+        runs: list[tuple[bytes, int]],
+    ) -> int: ...
     def take_replies(self) -> bytes | None: ...
     def take_acks(self) -> bytes | None: ...
     def take_kept(self) -> int: ...

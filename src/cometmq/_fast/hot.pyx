@@ -91,6 +91,11 @@ cdef enum:
     TIMED = 2
     HALF = 3
 
+    TIMER_UNIT_BYTES = 52  # as in store/timer_log.py
+    TIMER_SLOT_BYTES = 32  # as in store/timer_wheel.py
+    TIMER_DELETES = 4
+    MOST_DELAY_MS = 2147483647
+
     MOST_LEVELS = 64
     HALF_ROOM_BYTES = 128  # of properties, as in broker/half_records.py
     KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
@@ -2244,6 +2249,214 @@ cdef class Hot:
         finally:
             self.log = NULL
             PyBuffer_Release(&view)
+        return count
+
+    def enter_timers(
+        self,
+        QueueEnds source,
+        int64_t offset,
+        int most,
+        tuple log,
+        object wheel,
+        int64_t slots,
+        int64_t precision_ms,
+        object units,
+        int64_t units_begin,
+        int64_t units_end,
+        int64_t units_limit,
+        int64_t first_ms,
+        int64_t write_ms,
+        int64_t window_ms,
+        list runs,
+    ):
+        """Messages of the timers' queue from `offset` on into their slots, as broker/timers.py's
+        _enter_one does, as long as it is simple; returns how many, the last slot's time and where
+        the last message ends. `units`: the last file of the timer log, in use from `units_begin` to
+        `units_end`, at most to `units_limit`. `runs` is told of topics and how many of each."""
+        cdef Py_buffer view, wheel_view, units_view
+        cdef Stored stored
+        cdef Bytes unit
+        cdef uint8_t* slot
+        cdef uint8_t* p
+        cdef int64_t number, write_at_ms, prev, first, last_ms = -1, upto = 0
+        cdef int count = 0
+        cdef int64_t run = 0
+        cdef Bytes run_topic = NULL
+        cdef int32_t run_size = 0
+        self.open_log(log, &view)
+        PyObject_GetBuffer(wheel, &wheel_view, PyBUF_WRITABLE)
+        PyObject_GetBuffer(units, &units_view, PyBUF_WRITABLE)
+        try:
+            if wheel_view.len != slots * TIMER_SLOT_BYTES:
+                return 0, -1, 0
+            if units_limit - units_begin > units_view.len:
+                return 0, -1, 0
+            while count < most and units_end + TIMER_UNIT_BYTES <= units_limit:
+                unit = self.unit_at(source.queue, offset + count)
+                if unit == NULL:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(unit), <int32_t>get32(unit + 8), &stored, False
+                ):
+                    break
+                if stored.is_marker or stored.out_ms < first_ms:
+                    break
+                if stored.out_ms - write_ms >= window_ms or stored.out_ms - write_ms > MOST_DELAY_MS:
+                    break
+                write_at_ms = write_ms if write_ms < stored.out_ms else stored.out_ms
+                number = stored.out_ms // precision_ms
+                slot = <uint8_t*>wheel_view.buf + number % slots * TIMER_SLOT_BYTES
+                if <int64_t>get64(slot) != number:
+                    put64(slot, number)
+                    put64(slot + 8, units_end)
+                    put32(slot + 24, 1)
+                    put32(slot + 28, 0)
+                    prev = -1
+                else:
+                    prev = <int64_t>get64(slot + 16)
+                    if <int64_t>get64(slot + 8) < 0:
+                        put64(slot + 8, units_end)
+                    put32(slot + 24, get32(slot + 24) + 1)
+                put64(slot + 16, units_end)
+                p = <uint8_t*>units_view.buf + (units_end - units_begin)
+                put32(p, TIMER_UNIT_BYTES)
+                put64(p + 4, prev)
+                put32(p + 12, 1)
+                put64(p + 16, write_at_ms)
+                put32(p + 24, <uint32_t>(stored.out_ms - write_at_ms))
+                put64(p + 28, stored.log_offset)
+                put32(p + 36, <uint32_t>stored.size)
+                put32(p + 40, java_hash(0, stored.real_topic, stored.real_topic_size))
+                put64(p + 44, 0)
+                units_end += TIMER_UNIT_BYTES
+                upto = stored.log_offset + stored.size
+                if stored.out_ms > last_ms:
+                    last_ms = stored.out_ms
+                if run and run_size == stored.real_topic_size and (
+                    memcmp(run_topic, stored.real_topic, run_size) == 0
+                ):
+                    run += 1
+                else:
+                    if run:
+                        runs.append((run_topic[:run_size], run))
+                    run = 1
+                    run_topic = stored.real_topic
+                    run_size = stored.real_topic_size
+                count += 1
+            if run:
+                runs.append((run_topic[:run_size], run))
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&wheel_view)
+            PyBuffer_Release(&units_view)
+        return count, last_ms, upto
+
+    def timer_chain(
+        self, object units, int64_t begin, int64_t end, int64_t at, int most, object positions
+    ):
+        """Steps back in the chain of a slot, from the unit at `at`, within one file of the timer log
+        that is in use from `begin` to `end`, up to one that deletes; returns where to go on.
+        `positions`, an array of 64-bit numbers, gets those passed."""
+        cdef Py_buffer view
+        cdef Bytes p
+        cdef uint32_t magic
+        cdef int64_t prev
+        cdef int count = 0
+        cdef int64_t* found = <int64_t*>malloc(max(most, 1) * sizeof(int64_t))
+        if found == NULL:
+            raise MemoryError()
+        PyObject_GetBuffer(units, &view, PyBUF_SIMPLE)
+        try:
+            if end > begin + view.len:
+                end = begin + view.len
+            while count < most and begin <= at and at + TIMER_UNIT_BYTES <= end:
+                p = <Bytes>view.buf + (at - begin)
+                magic = get32(p + 12)
+                if get32(p) != TIMER_UNIT_BYTES or magic > 0xF or magic & TIMER_DELETES:
+                    break
+                found[count] = at
+                count += 1
+                prev = <int64_t>get64(p + 4)
+                at = prev if prev < at else -1
+            positions.frombytes(
+                PyBytes_FromStringAndSize(<char*>found, count * <Py_ssize_t>sizeof(int64_t))
+            )
+        finally:
+            PyBuffer_Release(&view)
+            free(found)
+        return at
+
+    def deliver_timed(
+        self,
+        object units,
+        int64_t begin,
+        int64_t end,
+        object positions,
+        int most,
+        tuple log,
+        list runs,
+    ):
+        """Messages of a slot to their real topics, from the last of `positions` backwards, as long
+        as their units stand in this file of the timer log and it is simple; returns how many."""
+        cdef Py_buffer view, units_view, positions_view
+        cdef Stored stored
+        cdef Bytes p
+        cdef int64_t* at
+        cdef Py_ssize_t left
+        cdef uint8_t more[128]
+        cdef uint8_t* stop
+        cdef int count = 0
+        cdef int64_t run = 0
+        cdef Bytes run_topic = NULL
+        cdef int32_t run_size = 0
+        self.open_log(log, &view)
+        PyObject_GetBuffer(units, &units_view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(positions, &positions_view, PyBUF_SIMPLE)
+        at = <int64_t*>positions_view.buf
+        left = positions_view.len // <Py_ssize_t>sizeof(int64_t)
+        try:
+            if end > begin + units_view.len:
+                end = begin + units_view.len
+            while count < most and left:
+                left -= 1
+                if at[left] < begin or at[left] + TIMER_UNIT_BYTES > end:
+                    break
+                p = <Bytes>units_view.buf + (at[left] - begin)
+                if get32(p) != TIMER_UNIT_BYTES or get32(p + 12) != 1:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(p + 28), <int32_t>get32(p + 36), &stored, True
+                ):
+                    break
+                if stored.is_marker or has_text(stored.text, stored.text_size, "QUEUE_MS", 8):
+                    break
+                if stored.sys_flag & TRANSACTION_BITS not in (0, COMMITTED):
+                    break
+                stop = put_number(more, "TIMER_ENQUEUE_MS", 16, <int64_t>get64(p + 16))
+                stop = put_number(stop, "TIMER_DEQUEUE_MS", 16, self.now_ms)
+                if not self.put_again(
+                    &stored, stored.sys_flag, 0, more, <int32_t>(stop - more), 0
+                ):
+                    break
+                if run and run_size == stored.real_topic_size and (
+                    memcmp(run_topic, stored.real_topic, run_size) == 0
+                ):
+                    run += 1
+                else:
+                    if run:
+                        runs.append((run_topic[:run_size], run))
+                    run = 1
+                    run_topic = stored.real_topic
+                    run_size = stored.real_topic_size
+                count += 1
+            if run:
+                runs.append((run_topic[:run_size], run))
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&units_view)
+            PyBuffer_Release(&positions_view)
         return count
 
     # ----------------------------------------------------------------------------------- dispatch

@@ -13,6 +13,7 @@ thread. All time comes in as now_ms.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -31,8 +32,10 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.reading import Reading
 from cometmq.store.recovery import Recovery
-from cometmq.store.results import Appended, Fetched, FoundByKey, StoreStats
+from cometmq.store.results import Appended, Entered, Fetched, FoundByKey, StoreStats
 from cometmq.store.retention import CleanReport
+from cometmq.store.timer_log import TimerLog
+from cometmq.store.timer_wheel import TimerWheel
 from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Encoded, Scan, prepare
 
@@ -272,6 +275,64 @@ class Store:
         finally:
             self._note_written(place)
 
+    def enter_timers(
+        self,
+        topic: str,
+        offset: int,
+        most: int,
+        now_ms: int,
+        wheel: TimerWheel,
+        timers: TimerLog,
+        *,
+        first_ms: int,
+        write_ms: int,
+        window_ms: int,
+    ) -> Entered:
+        """Let compiled code put messages of the timers' queue into the wheel, from `offset` on, as
+        long as it is simple."""
+        ends, tail = self.queue_ends(topic, 0), timers.tail()
+        if self.hot is None or ends is None or tail is None:
+            return Entered(0, -1, 0, [])
+        buffer, begin, limit = tail
+        runs: list[tuple[bytes, int]] = []
+        count, last_ms, upto = self.hot.enter_timers(
+            cast("HotEnds", ends),
+            offset,
+            most,
+            self._log_place(now_ms),
+            wheel.buffer,
+            wheel.slots,
+            wheel.precision_ms,
+            buffer,
+            begin,
+            timers.end,
+            limit,
+            first_ms,
+            write_ms,
+            window_ms,
+            runs,
+        )
+        if count:
+            wheel.is_dirty = True
+            timers.grown(count)
+        return Entered(count, last_ms, upto, runs)
+
+    def deliver_timed(
+        self, timers: TimerLog, positions: array[int], most: int, now_ms: int
+    ) -> Entered:
+        """Let compiled code store the messages of these units once more, in their real places, the
+        last first, as long as it is simple."""
+        found = timers.file_of(positions[-1])
+        if self.hot is None or found is None or not self.is_writable:
+            return Entered(0, -1, 0, [])
+        place = self._log_place(now_ms)
+        runs: list[tuple[bytes, int]] = []
+        try:
+            count = self.hot.deliver_timed(*found, positions, most, place, runs)
+        finally:
+            self._note_written(place)
+        return Entered(count, -1, self._log.write_at, runs)
+
     def _log_place(self, now_ms: int) -> LogPlace:
         """Where compiled code finds the log."""
         log = self._log
@@ -334,10 +395,14 @@ class Store:
             return
         queue.warm_read(offset)
         for log_offset in {queue.unit(offset)[0], queue.ends.log_end - 1}:
-            segment = self._log.segments.find(log_offset)
-            pin = None if segment is None else segment.pin()
-            if pin is not None:
-                self.hot.learn_log_file(pin)
+            self.warm_log(log_offset)
+
+    def warm_log(self, log_offset: int) -> None:
+        """Let compiled code read the file of this record."""
+        segment = self._log.segments.find(log_offset)
+        pin = None if segment is None else segment.pin()
+        if self.hot is not None and pin is not None:
+            self.hot.learn_log_file(pin)
 
     def watch(self, topic: str, queue_id: int, is_watched: bool) -> None:
         """Whether somebody waits for messages of this queue; dispatch tells of no others."""
