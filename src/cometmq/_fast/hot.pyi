@@ -83,6 +83,13 @@ class Hot:
     def learn_place(
         self, kind: int, queue_count: int, ends: QueueEnds, traffic: Traffic | None
     ) -> None: ...
+    def learn_ends(
+        self,
+        ends: QueueEnds,
+        traffic: Traffic,
+        may_end: Callable[[int, int], bool],
+        ended: Callable[[int, int, bool], None],
+    ) -> None: ...
     def learn_queue(
         self,
         topic: str,

@@ -65,6 +65,9 @@ cdef enum:
     SEND_BATCH = 320
     PULL = 11
     LITE_PULL = 361
+    END_TRANSACTION = 37
+    END_FIELDS = 6
+    OP_TEXT_BYTES = 7
 
     FLAG_RESPONSE = 1
     FLAG_ONEWAY = 2
@@ -134,6 +137,8 @@ cdef int64_t EXT_ADDRESS_MAX = -2147483649
 
 cdef const char* SEND_NAMES[SEND_FIELDS]
 cdef int SEND_SIZES[SEND_FIELDS]
+cdef const char* END_NAMES[END_FIELDS]
+cdef int END_SIZES[END_FIELDS]
 cdef const char* PULL_NAMES[PULL_FIELDS]
 cdef int PULL_SIZES[PULL_FIELDS]
 
@@ -143,6 +148,11 @@ SEND_NAMES[:] = [
     b"maxReconsumeTimes", b"batch", b"bname",
 ]
 SEND_SIZES[:] = [13, 5, 12, 21, 7, 7, 13, 4, 10, 14, 8, 17, 5, 5]
+END_NAMES[:] = [
+    b"producerGroup", b"tranStateTableOffset", b"commitLogOffset", b"commitOrRollback", b"msgId",
+    b"transactionId",
+]
+END_SIZES[:] = [13, 20, 15, 16, 5, 13]
 PULL_NAMES[:] = [
     b"consumerGroup", b"topic", b"queueId", b"queueOffset", b"maxMsgNums", b"sysFlag",
     b"commitOffset", b"suspendTimeoutMillis", b"subVersion", b"subscription", b"expressionType",
@@ -633,6 +643,19 @@ cdef struct Stored:
     bint is_brief  # may expire
 
 
+cdef inline bint is_text(Text* field, Stored* stored) noexcept nogil:
+    """Whether a field names the unique key of a message."""
+    return (
+        field.size == stored.unique_size
+        and field.size > 0
+        and memcmp(field.at, stored.unique, field.size) == 0
+    )
+
+
+cdef inline bint is_same(Bytes p, int32_t size, bytes text) noexcept:
+    return size == PyBytes_GET_SIZE(text) and memcmp(p, PyBytes_AS_STRING(text), size) == 0
+
+
 cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """Whether a text stands anywhere in another."""
     cdef Bytes stop = p + size - text_size
@@ -737,7 +760,8 @@ cdef class Hot:
     cdef bytes binary_head, binary_flag, binary_ext, binary_remark, pull_ext
     cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
     # where messages of a kind are kept, once that is taught
-    cdef _Topic schedule, timers, halves
+    cdef _Topic schedule, timers, halves, ops
+    cdef object may_end, ended
     cdef int level_count
     cdef int64_t delays_ms[MOST_LEVELS]
     cdef bint takes_timed, takes_halves
@@ -889,6 +913,15 @@ cdef class Hot:
                 self.halves = found
         found.set(ends)
 
+    def learn_ends(self, QueueEnds ends, Traffic traffic, object may_end, object ended):
+        """Ends of transactions are noted in this queue, each in a record of its own, until
+        `forget`. Asked before each: `may_end(queue offset, log offset)` of the half message; told
+        after it: `ended(queue offset, where that ends in the log, whether it was a commit)`."""
+        self.ops = new_topic(ends.topic.encode("utf-8"), 1, traffic)
+        self.ops.set(ends)
+        self.may_end = may_end
+        self.ended = ended
+
     def learn_queue(
         self,
         str topic,
@@ -974,7 +1007,7 @@ cdef class Hot:
         """Everything taught about topics and pulls: something has changed."""
         self.topics.clear()
         self.passes.clear()
-        self.schedule = self.timers = self.halves = None
+        self.schedule = self.timers = self.halves = self.ops = None
 
     def forget_pulls(self):
         self.passes.clear()
@@ -1135,7 +1168,9 @@ cdef class Hot:
                 return NULL
         else:
             frame.queue_id = -1
-            return frame.stop if head.code == PULL or head.code == LITE_PULL else NULL
+            if head.code == PULL or head.code == LITE_PULL or head.code == END_TRANSACTION:
+                return frame.stop
+            return NULL
         if fields[0].at == NULL or fields[1].at == NULL or fields[2].at == NULL:
             return NULL
         if fields[1].escaped or fields[12].escaped or not need_int32(&fields[4], &frame.queue_id):
@@ -1169,6 +1204,8 @@ cdef class Hot:
     cdef bint one(self, Ahead* frame):
         """Carry out one frame; False if it is not ordinary."""
         if frame.queue_id < 0:
+            if frame.head.code == END_TRANSACTION:
+                return self.allowed & MAY_SEND and self.end_transaction(&frame.head)
             return self.allowed & MAY_PULL and self.pull(&frame.head, frame.is_binary)
         return self.allowed & MAY_SEND and self.send(frame)
 
@@ -2458,6 +2495,98 @@ cdef class Hot:
             PyBuffer_Release(&units_view)
             PyBuffer_Release(&positions_view)
         return count
+
+    # ------------------------------------------------------------------------- ends of transactions
+
+    cdef bint end_transaction(self, Head* head):
+        """Commit or roll back a half message, as broker/transaction.py does; False: not ordinary,
+        nothing is done. Only oneway, as clients ask for it: an answer would have to wait."""
+        cdef Text fields[END_FIELDS]
+        cdef int64_t queue_offset, log_offset
+        cdef int32_t kind
+        cdef Stored stored
+        cdef PinState* pin
+        cdef int i
+        cdef uint8_t body[20]
+        cdef int body_size
+        cdef Queue* queue
+        cdef int64_t op_size
+        if not head.flag & FLAG_ONEWAY or self.ops is None or self.halves is None:
+            return False
+        if not named_fields(head, fields, END_NAMES, END_SIZES, END_FIELDS):
+            return False
+        for i in range(END_FIELDS):
+            if fields[i].escaped:
+                return False
+        if not (
+            need_int64(&fields[1], &queue_offset)
+            and need_int64(&fields[2], &log_offset)
+            and need_int32(&fields[3], &kind)
+        ):
+            return False
+        if fields[0].size == 0 or (kind != COMMITTED and kind != TRANSACTION_BITS):
+            return False
+        queue = self.ops.queue(0)
+        pin = self.log_pins[(log_offset // self.file_bytes) % LOG_PINS] if log_offset >= 0 else NULL
+        if queue == NULL or pin == NULL or pin.at == NULL:
+            return False
+        if log_offset < pin.start or log_offset + MIN_RECORD_BYTES > pin.end:
+            return False
+        if not self.read_stored(
+            log_offset, <int32_t>get32(pin.at + (log_offset - pin.start)), &stored, True
+        ):
+            return False
+        if not is_same(stored.topic, stored.topic_size, self.halves.name):
+            return False
+        if stored.is_immune or stored.is_later or <int64_t>get64(stored.at + 20) != queue_offset:
+            return False
+        if stored.group_size != fields[0].size or memcmp(stored.group, fields[0].at, stored.group_size):
+            return False
+        if not (is_text(&fields[4], &stored) or is_text(&fields[5], &stored)):
+            return False
+        if not self.may_end(queue_offset, log_offset):
+            return False
+        body_size = put_decimal(body, queue_offset)
+        op_size = self.op_size(body_size)
+        if stored.body_size + body_size > self.max_message_bytes:
+            return False
+        if kind == COMMITTED:
+            if not self.put_again(
+                &stored,
+                stored.sys_flag & ~TRANSACTION_BITS | COMMITTED,
+                log_offset,
+                NULL,
+                0,
+                op_size,
+            ):
+                return False
+        elif op_size + BLANK_BYTES > self.log_end - self.write_at or not self.has_pending_room(1, 0):
+            return False
+        self.put_op(queue, body, body_size, op_size)
+        self.ended(queue_offset, self.write_at, kind == COMMITTED)
+        self.kept += 1
+        return True
+
+    cdef int64_t op_size(self, int body_size):
+        return (
+            MIN_RECORD_BYTES + body_size + PyBytes_GET_SIZE(self.ops.name) + OP_TEXT_BYTES
+            + 2 * PyBytes_GET_SIZE(self.store_host) - 16
+        )
+
+    cdef void put_op(self, Queue* queue, Bytes body, int body_size, int64_t size):
+        """The record that says that a half message is over, as broker/half_records.py has it."""
+        cdef Cooked cooked
+        cdef bytes born_host = self.born_host
+        cooked.text = self.scratch
+        memcpy(cooked.text, b"TAGS\x01d\x02", OP_TEXT_BYTES)
+        cooked.size = OP_TEXT_BYTES
+        cooked.tags_code = c"d"
+        cooked.key_count = 0
+        self.born_host = self.store_host
+        self.write(
+            self.ops, self.ops, queue, &cooked, 0, 0, self.now_ms, 0, body, body_size, size
+        )
+        self.born_host = born_host
 
     # ----------------------------------------------------------------------------------- dispatch
 

@@ -118,6 +118,19 @@ class Teacher:
             is_target=True,
         )
 
+    def ended(self, log_offset: int) -> None:
+        """A transaction was ended, whose half stands there: so can the next one."""
+        broker = self._broker
+        broker.store.warm_log(log_offset)
+        ends = broker.store.queue_ends(names.OP_TOPIC, 0)
+        if ends is not None and not broker.config.transaction_op_interval_ms:
+            self._hot.learn_ends(
+                cast("QueueEnds", ends),
+                cast("Traffic", broker.stats.of_topic(names.OP_TOPIC)),
+                broker.half.may_end,
+                broker.half.ended,
+            )
+
     def pulled(self, header: PullHeader, wants: Filter, offset: int) -> None:
         """A pull was answered with messages from `offset` on: so can the next one."""
         if not isinstance(wants, TagFilter) or wants.needs_record:
