@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from cometmq import _fast
-from cometmq.wire import record
+from cometmq.broker.names import HALF_TOPIC
+from cometmq.message import NewMessage
+from cometmq.wire import properties, record
 from cometmq.wire.frame import Frame, encode_frame
 from cometmq.wire.record import Piece
 
@@ -72,13 +74,38 @@ def test_random_and_hostile_traffic_with_staged_records(seed: int) -> None:
         assert store.committed_offset == store.max_log_offset == store.dispatched_offset
 
 
-def _play(rng: random.Random, twins: Twins) -> None:
-    traffic = Traffic(rng, oddness=rng.choice((0, 5, 20, 100)))
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_and_hostile_traffic_with_messages_that_wait(seed: int) -> None:
+    rng = random.Random(2000 + seed)
+    settings = _settings(rng)
+    settings["timer_log_file_bytes"] = rng.choice((52 * 5 + 16, 52 * 300))
+    settings["timer_window_slots"] = rng.choice((20, 130))
+    if rng.random() < 0.2:
+        settings["transaction_op_interval_ms"] = 1000
+    if rng.random() < 0.2:
+        settings["timer_most_per_slot"] = 2
+    if rng.random() < 0.2:
+        settings |= {"flush": "ASYNC_FLUSH", "is_staged": True, "stage_bytes": 5000}
+    twins = Twins(**settings)
+    _play(rng, twins, kinds=rng.choice((20, 50, 90)))
+    for _ in range(12):  # all that can comes out
+        twins.now_ms += rng.choice((500, 5_000, 60_000))
+        for _ in range(3):
+            twins.both("tick", twins.now_ms)
+            while twins.plain.flushes:
+                twins.both("flush", twins.now_ms)
+    twins.compare()
+
+
+def _play(rng: random.Random, twins: Twins, kinds: int = 0) -> None:
+    traffic = Traffic(rng, oddness=rng.choice((0, 5, 20, 100)), kinds=kinds)
     for _ in range(STEPS):
         while len(twins.conns) < 3:
             twins.open(rng.choice(("10.0.0.2", "10.0.0.3", "fd00::7")))
         conn = rng.choice(twins.conns)
         stream = traffic.stream(rng.choice((1, 1, 2, 5, 20)))
+        if kinds:
+            stream += b"".join(_end(rng, traffic, twins) for _ in range(rng.randrange(4)))
         for piece in _pieces(rng, stream):
             if conn in twins.conns:
                 twins.play(conn, piece)
@@ -96,6 +123,34 @@ def _play(rng: random.Random, twins: Twins) -> None:
     assert plain.seen == compiled.seen
     # A comparison of the plain path with itself would prove nothing.
     TAKEN.append((compiled.taken, compiled.seen))
+
+
+def _end(rng: random.Random, traffic: Traffic, twins: Twins) -> bytes:
+    """The end of some half message, mostly of one that is open, and mostly right."""
+    store = twins.plain.broker.store
+    begin, end = twins.plain.broker.half.offset, store.max_offset(HALF_TOPIC, 0)
+    if end == 0:
+        return b""
+    at = rng.randrange(max(begin - 2, 0) if begin < end or traffic.rarely(50) else 0, end)
+    unit = store.unit(HALF_TOPIC, 0, at)
+    half = None if unit is None else store.message_at(unit[0])
+    if unit is None or half is None:
+        return b""
+    key = properties.get(half.properties, "UNIQ_KEY") or ""
+    fields = {
+        "producerGroup": traffic.mostly("P1", "P2", ""),
+        "tranStateTableOffset": traffic.mostly(str(at), str(at + 1), "x"),
+        "commitLogOffset": traffic.mostly(str(unit[0]), str(unit[0] + 8), "-1", "9" * 15),
+        "commitOrRollback": rng.choice(("8", "8", "8", "12", traffic.mostly("8", "0", "4"))),
+        "fromTransactionCheck": rng.choice(("true", "false")),
+        "msgId": traffic.mostly(key, "other", ""),
+        "transactionId": traffic.mostly(key, "other", ""),
+        "topic": half.topic,
+    }
+    raw = Frame(37, traffic.count, ext=traffic.odd(fields), flag=0 if traffic.rarely(20) else 2)
+    raw.serialize = rng.choice((0, 1))
+    traffic.count += 1
+    return encode_frame(raw)
 
 
 TAKEN: list[tuple[int, int]] = []
@@ -261,4 +316,97 @@ def test_numbered_batches_are_judged_and_then_stored_by_the_compiled_path() -> N
             side.broker.store.max_log_offset,
         )
     assert twins.plain.broker.sequences._table == twins.compiled.broker.sequences._table
+    twins.compare()
+
+
+KINDS = (
+    *("DELAY\x011\x02", "TIMER_DELAY_MS\x011500\x02", "TIMER_DELAY_SEC\x011\x02"),
+    *("TIMER_DELIVER_MS\x011700000004700\x02", "TRAN_MSG\x01true\x02PGROUP\x01P\x02"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_message_that_waits_is_stored_by_the_compiled_path(kind: str, flush: str) -> None:
+    twins = Twins(**SMALL, flush=flush)
+    conn = twins.open()
+    twins.play(conn, _ordinary_sends(1, 1))
+    for _ in range(4):  # until the topic is known, and its first send is answered
+        twins.both("flush", twins.now_ms)
+        twins.both("tick", twins.now_ms)
+        twins.now_ms += 700
+    twins.play(conn, _ordinary_sends(1, 2, kind))
+    taken = twins.compiled.taken
+    twins.play(conn, _ordinary_sends(1, 3, kind))
+    assert twins.compiled.taken == taken + 3
+    assert twins.compiled.broker.deadline_ms == twins.plain.broker.deadline_ms
+    twins.compare()
+
+
+def _plain_puts(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics of messages that the compiled side's broker stores itself, by the plain path."""
+    broker, found = twins.compiled.broker, list[str]()
+    put, put_together = broker.put, broker.put_together
+
+    def noted(message: NewMessage, *args: Any, **options: Any) -> Any:
+        found.append(message.topic)
+        return put(message, *args, **options)
+
+    def noted_together(message: NewMessage, *args: Any, **options: Any) -> Any:
+        found.append(message.topic)
+        return put_together(message, *args, **options)
+
+    monkeypatch.setattr(broker, "put", noted)
+    monkeypatch.setattr(broker, "put_together", noted_together)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS[:4])
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_messages_that_waited_are_delivered_by_the_compiled_path(
+    kind: str, flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(**SMALL | {"queue_file_bytes": 20 * 400, "index_entries": 4000}, flush=flush)
+    conn = twins.open()
+    for _ in range(20):
+        twins.play(conn, _ordinary_sends(1, 3, kind))
+        twins.both("flush", twins.now_ms)
+    puts = _plain_puts(twins, monkeypatch)
+    for _ in range(20):
+        twins.now_ms += 700
+        twins.both("tick", twins.now_ms)
+        while twins.plain.flushes:
+            twins.both("flush", twins.now_ms)
+    assert twins.plain.broker.store.max_offset("orders", 1) == 60
+    assert puts == ["orders"], "the first, from which it learns"
+    twins.compare()
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_transactions_are_ended_by_the_compiled_path(
+    flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(**SMALL | {"queue_file_bytes": 20 * 400, "index_entries": 4000}, flush=flush)
+    conn = twins.open()
+    for _ in range(10):
+        twins.play(conn, _ordinary_sends(1, 3, KINDS[4]))
+        twins.both("flush", twins.now_ms)
+    puts = _plain_puts(twins, monkeypatch)
+    store = twins.plain.broker.store
+    frames = b""
+    for at in (*range(30), 3, 4):  # two of them twice
+        unit = store.unit(HALF_TOPIC, 0, at)
+        assert unit is not None
+        fields = {"producerGroup": "P", "tranStateTableOffset": str(at), "msgId": "U1"}
+        fields |= {"commitLogOffset": str(unit[0]), "commitOrRollback": "12" if at % 5 else "8"}
+        frames += encode_frame(Frame(37, at, ext=fields, flag=2))
+    taken = twins.compiled.taken
+    twins.play(conn, frames)
+    while twins.plain.flushes:
+        twins.both("flush", twins.now_ms)
+    assert twins.compiled.taken == taken + 29
+    assert puts == ["orders"], "the first, from which it learns"
+    half = twins.compiled.broker.half
+    assert (half.commits, half.rollbacks, half.repeated) == (6, 24, 2)
+    assert store.max_offset("orders", 1) == 6
     twins.compare()

@@ -26,6 +26,7 @@ from cometmq.wire.record import Piece
 
 HOST, PORT = "10.0.0.1", 10911
 NOW_MS = 1_700_000_000_000
+TIMER_SLOTS = 400  # a wheel of two weeks would be most of what is compared
 TOPICS = ("orders", "bills", "TopicTest")
 GROUPS = ("G1", "G2")
 TAGS = ("A", "B", "prefix-1", "é", "")
@@ -51,7 +52,9 @@ class Side:
             self.hot = module.Hot()
         limits = store_config(self.config, settings.get("in_memory", 1 << 30))
         store = Store.open(self.files, limits, now_ms, hot=self.hot)
-        self.broker = Broker(self.config, Identity(HOST, PORT, 77, 9), store, now_ms)
+        self.broker = Broker(
+            self.config, Identity(HOST, PORT, 77, 9), store, now_ms, timer_slots=TIMER_SLOTS
+        )
         self.sent: dict[int, bytearray] = {}
         self.closed: list[int] = []
         self.flushes: list[Flush] = []
@@ -132,6 +135,7 @@ class Side:
     def state(self) -> dict[str, Any]:
         """Everything that must be the same on both sides."""
         broker, store = self.broker, self.broker.store
+        timers, half = broker.timers, broker.half
         broker.fold()
         return {
             "files": {name: bytes(inode.seen) for name, inode in self.files._names.items()},
@@ -156,6 +160,17 @@ class Side:
             "holds": broker.holds.count,
             "served": (broker.served.requests, broker.served.refused, broker.served.bugs),
             "dirty": sorted(segment.name for segment in store._queues.dirty),
+            "delay": (broker.delay.offsets, broker.delay.delivered, broker.delay.version),
+            "timers": (
+                *(timers.pending, timers.delivered, timers.recalled, timers.lost, timers.read_ms),
+                *(timers.queue_offset, timers._safe_from, timers._last_slot_ms),
+                *(timers._enter_upto, timers._log.end, timers.counts.table),
+                timers.counts.version,
+            ),
+            "half": (
+                *(half.commits, half.rollbacks, half.checks, half.repeated, half.offset),
+                *(half._marks.count, bytes(half._marks._bits), half._ended_upto, half._pending),
+            ),
         }
 
 
@@ -210,9 +225,10 @@ class Twins:
 class Traffic:
     """Requests as clients write them, right and wrong, from one seed."""
 
-    def __init__(self, rng: random.Random, oddness: int = 100) -> None:
+    def __init__(self, rng: random.Random, oddness: int = 100, kinds: int = 0) -> None:
         self.rng = rng
         self.count = 0
+        self.kinds = kinds  # percent of sends that are of a kind that waits
         self.oddness = oddness  # percent of all that is odd below that really comes
 
     def chance(self, percent: int) -> bool:
@@ -240,12 +256,45 @@ class Traffic:
 
     def send(self) -> bytes:
         fields = self.send_fields(self.properties())
+        if self.chance(self.kinds):
+            self.add_kind(fields)
         body = self.rng.randbytes(self.rng.choice((0, 1, 15, 16, 17, 128, 900)))
         if self.chance(70):
             return self.request(310, fields, body)
         return self.request(
             10, {SEND_LETTERS.get(key, key): value for key, value in fields.items()}, body
         )
+
+    def add_kind(self, fields: dict[str, str]) -> None:
+        """Make a send one of a delayed, timed or half message, mostly as clients do."""
+        rng = self.rng
+        later = self.rng.choice((1, 999, 1000, 1001, 3000, 30_000, 250_000))
+        pairs = rng.choice(
+            (
+                [("DELAY", self.mostly(rng.choice(("1", "2", "3")), "18", "19", "0", "x", "03"))],
+                [("TIMER_DELAY_MS", self.mostly(str(later), "0", "-1", "9" * 14, "x"))],
+                [("TIMER_DELAY_SEC", self.mostly(str(later // 1000), "0", "99999999"))],
+                [("TIMER_DELIVER_MS", self.mostly(str(NOW_MS + later), "1", "9" * 17))],
+                [("TRAN_MSG", self.mostly("true", "TRUE", "false")), ("PGROUP", "P1")],
+            )
+        )
+        if self.rarely(15):
+            pairs = pairs + rng.choice(
+                (
+                    *([("REAL_TOPIC", "bills")], [("REAL_QID", "2")], [("TIMER_OUT_MS", "7")]),
+                    *([("note", "TIMER_")], [("x", "REAL_TOPIC")], [("DELAY", "2")]),
+                    *([("TIMER_DELAY_MS", "5000")], [("TRAN_MSG", "true")], [("TTL_MS", "900")]),
+                    *([("__transactionId__", "t")], [("TRANSACTION_CHECK_TIMES", "3")]),
+                    *([("CHECK_IMMUNITY_TIME_IN_SECONDS", "1")], [("TIMER_DEL_UNIQKEY", "k")]),
+                    *([("QUEUE_MS", "1")], [("PGROUP", "P2")], [("TIMER_ROLL_TIMES", "2")]),
+                )
+            )
+        text = fields.get("i", "")
+        more = "".join(f"{name}\x01{value}\x02" for name, value in pairs)
+        whole = not text or text.endswith("\x02")
+        fields["i"] = more + text if self.chance(50) or not whole else text + more
+        if pairs[0][0] == "TRAN_MSG" and self.chance(80):
+            fields["f"] = "4"
 
     def batch(self) -> bytes:
         fields = self.send_fields(self.properties() if self.chance(50) else "")

@@ -1,4 +1,7 @@
+from array import array
 from collections.abc import Callable, Iterable
+
+LogPlace = tuple[memoryview, int, int, int, int, int, int, int]
 
 class Pin:
     def __init__(self, buffer: memoryview, start: int) -> None: ...
@@ -67,8 +70,36 @@ class Hot:
         ack_binary: list[bytes],
         pull_binary: list[bytes],
     ) -> None: ...
+    def configure_kinds(
+        self,
+        *,
+        delays_ms: list[int],
+        takes_timed: bool,
+        precision_ms: int,
+        max_delay_ms: int,
+        takes_halves: bool,
+        broker_name: bytes,
+    ) -> None: ...
+    def learn_place(
+        self, kind: int, queue_count: int, ends: QueueEnds, traffic: Traffic | None
+    ) -> None: ...
+    def learn_ends(
+        self,
+        ends: QueueEnds,
+        traffic: Traffic,
+        may_end: Callable[[int, int], bool],
+        ended: Callable[[int, int, bool], None],
+    ) -> None: ...
     def learn_queue(
-        self, topic: str, queue_count: int, ends: QueueEnds, traffic: Traffic
+        self,
+        topic: str,
+        queue_count: int,
+        ends: QueueEnds | None,
+        traffic: Traffic,
+        *,
+        is_open: bool = True,
+        is_target: bool = False,
+        may_keep: bool = False,
     ) -> None: ...
     def learn_pull(
         self,
@@ -100,11 +131,45 @@ class Hot:
         read_upto: int,
         log_min: int,
         store_ms: int,
+        now_ms: int,
         born_host: bytes,
         allowed: int,
     ) -> int: ...
+    def deliver_level(self, level: QueueEnds, offset: int, most: int, log: LogPlace) -> int: ...
+    def enter_timers(
+        self,
+        source: QueueEnds,
+        offset: int,
+        most: int,
+        log: LogPlace,
+        wheel: memoryview,
+        slots: int,
+        precision_ms: int,
+        units: memoryview,
+        units_begin: int,
+        units_end: int,
+        units_limit: int,
+        first_ms: int,
+        write_ms: int,
+        window_ms: int,
+        runs: list[tuple[bytes, int]],
+    ) -> tuple[int, int, int]: ...
+    def timer_chain(
+        self, units: memoryview, begin: int, end: int, at: int, most: int, positions: array[int]
+    ) -> int: ...
+    def deliver_timed(
+        self,
+        units: memoryview,
+        begin: int,
+        end: int,
+        positions: array[int],
+        most: int,
+        log: LogPlace,
+        runs: list[tuple[bytes, int]],
+    ) -> int: ...
     def take_replies(self) -> bytes | None: ...
     def take_acks(self) -> bytes | None: ...
+    def take_kept(self) -> int: ...
     @property
     def is_full(self) -> bool: ...
     def take_sums(self) -> tuple[int, int, int, int, int, int]: ...

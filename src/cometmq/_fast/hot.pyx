@@ -4,7 +4,8 @@
 
     feed      frames in -> records in the log's memory, replies in a buffer; stops before the first
               frame that is not ordinary
-    dispatch  records of feed -> units in queue memory, entries in the key index
+    deliver   records that waited (delay levels, timers) -> copies in their real topics
+    dispatch  records of both -> units in queue memory, entries in the key index
 
 Owns: nothing that lasts. Policy (which topics, which pulls, which limits) is worked out by the
 broker, taught here and forgotten when it changes; positions live in the small objects that the
@@ -13,11 +14,13 @@ what it does is byte for byte what the plain path does with the same frames; wha
 of it leaves alone, and changes nothing for it.
 """
 
+from base64 import urlsafe_b64encode
+
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
 from cometmq._fast.headers cimport (
@@ -62,6 +65,9 @@ cdef enum:
     SEND_BATCH = 320
     PULL = 11
     LITE_PULL = 361
+    END_TRANSACTION = 37
+    END_FIELDS = 6
+    OP_TEXT_BYTES = 7
 
     FLAG_RESPONSE = 1
     FLAG_ONEWAY = 2
@@ -77,7 +83,25 @@ cdef enum:
     PULL_SUBSCRIBES = 4
     PULL_IS_LITE = 16
 
-    NOT_ORDINARY_BITS = 0xC | 0x40 | 0x80  # transactions and inner batches
+    NOT_ORDINARY_BITS = 0x8 | 0x40 | 0x80  # ended transactions and inner batches
+    PREPARED = 0x4
+    COMMITTED = 0x8
+    TRANSACTION_BITS = 0xC
+
+    # kinds of messages that are kept elsewhere first
+    PLAIN = 0
+    DELAYED = 1
+    TIMED = 2
+    HALF = 3
+
+    TIMER_UNIT_BYTES = 52  # as in store/timer_log.py
+    TIMER_SLOT_BYTES = 32  # as in store/timer_wheel.py
+    TIMER_DELETES = 4
+    MOST_DELAY_MS = 2147483647
+
+    MOST_LEVELS = 64
+    HALF_ROOM_BYTES = 128  # of properties, as in broker/half_records.py
+    KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
     BORN_V6 = 0x10
     STORE_V6 = 0x20
 
@@ -113,6 +137,8 @@ cdef int64_t EXT_ADDRESS_MAX = -2147483649
 
 cdef const char* SEND_NAMES[SEND_FIELDS]
 cdef int SEND_SIZES[SEND_FIELDS]
+cdef const char* END_NAMES[END_FIELDS]
+cdef int END_SIZES[END_FIELDS]
 cdef const char* PULL_NAMES[PULL_FIELDS]
 cdef int PULL_SIZES[PULL_FIELDS]
 
@@ -122,6 +148,11 @@ SEND_NAMES[:] = [
     b"maxReconsumeTimes", b"batch", b"bname",
 ]
 SEND_SIZES[:] = [13, 5, 12, 21, 7, 7, 13, 4, 10, 14, 8, 17, 5, 5]
+END_NAMES[:] = [
+    b"producerGroup", b"tranStateTableOffset", b"commitLogOffset", b"commitOrRollback", b"msgId",
+    b"transactionId",
+]
+END_SIZES[:] = [13, 20, 15, 16, 5, 13]
 PULL_NAMES[:] = [
     b"consumerGroup", b"topic", b"queueId", b"queueOffset", b"maxMsgNums", b"sysFlag",
     b"commitOffset", b"suspendTimeoutMillis", b"subVersion", b"subscription", b"expressionType",
@@ -440,6 +471,9 @@ cdef class _Topic:
     # In the order of use: what one message reads stands in two lines of memory.
     cdef int count
     cdef uint32_t key_hash  # Java's hash of `topic#`
+    cdef bint is_open  # to clients
+    cdef bint is_target  # of messages that were kept elsewhere
+    cdef bint may_keep  # its messages may be of a kind that is kept elsewhere first
     cdef bytes name
     cdef Traffic traffic
     cdef Queue* near[NEAR_QUEUES]  # the first of `queues`
@@ -457,6 +491,16 @@ cdef class _Topic:
         self.queues.set(ends.queue.queue_id, ends)
         if ends.queue.queue_id < min(self.count, NEAR_QUEUES):
             self.near[ends.queue.queue_id] = ends.queue
+
+
+cdef _Topic new_topic(bytes name, int queue_count, Traffic traffic):
+    cdef _Topic made = _Topic()
+    made.name = name
+    made.queues = _Queues(queue_count)
+    made.count = made.queues.count
+    made.traffic = traffic
+    made.key_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name)) * 31 + 35  # "#"
+    return made
 
 
 cdef class _Pass:
@@ -563,6 +607,106 @@ cdef struct Cooked:
     int32_t unique_size
     int32_t key_count
     uint32_t keys[MOST_KEYS]
+    int kind
+    int64_t asked  # a level, or the time
+    int64_t slot_ms
+
+
+cdef struct Stored:
+    # A record that waited, and what its properties say. Places are counted from `at`.
+    Bytes at
+    int64_t log_offset
+    int64_t size
+    int32_t sys_flag
+    int32_t store_ms_at
+    int32_t reconsume_at
+    int32_t body_at
+    int32_t body_size
+    Bytes topic
+    int32_t topic_size
+    Bytes text
+    int32_t text_size
+    Bytes real_topic
+    int32_t real_topic_size
+    int64_t real_queue
+    Bytes unique
+    int32_t unique_size
+    Bytes words
+    int32_t words_size
+    Bytes group
+    int32_t group_size
+    int64_t tags_code
+    int64_t out_ms
+    bint is_later  # asks to be delayed or timed
+    bint is_immune
+    bint is_marker  # deletes another one
+    bint is_brief  # may expire
+
+
+cdef inline bint is_text(Text* field, Stored* stored) noexcept nogil:
+    """Whether a field names the unique key of a message."""
+    return (
+        field.size == stored.unique_size
+        and field.size > 0
+        and memcmp(field.at, stored.unique, field.size) == 0
+    )
+
+
+cdef inline bint is_same(Bytes p, int32_t size, bytes text) noexcept:
+    return size == PyBytes_GET_SIZE(text) and memcmp(p, PyBytes_AS_STRING(text), size) == 0
+
+
+cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
+    """Whether a text stands anywhere in another."""
+    cdef Bytes stop = p + size - text_size
+    while p <= stop:
+        p = <Bytes>memchr(p, text[0], stop - p + 1)
+        if p == NULL:
+            return False
+        if memcmp(p, text, text_size) == 0:
+            return True
+        p += 1
+    return False
+
+
+cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
+    """How often a text stands in another; it does not overlap itself."""
+    cdef int count = 0
+    cdef int32_t at = 0
+    while at + text_size <= size:
+        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
+            count += 1
+            at += text_size
+        else:
+            at += 1
+    return count
+
+
+cdef inline int64_t digits(Bytes p, int32_t size, int most) noexcept nogil:
+    """A number of plain digits, at most so many; -1 if it is anything else."""
+    cdef int64_t value = 0
+    cdef int32_t i
+    if size < 1 or size > most:
+        return -1
+    for i in range(size):
+        if not 48 <= p[i] <= 57:
+            return -1
+        value = value * 10 + p[i] - 48
+    return value
+
+
+cdef inline uint8_t* put_text(uint8_t* p, Bytes text, Py_ssize_t size) noexcept nogil:
+    memcpy(p, text, size)
+    return p + size
+
+
+cdef inline uint8_t* put_number(uint8_t* p, const char* name, int name_size, int64_t value) noexcept:
+    """One property with a number."""
+    p = put_text(p, <Bytes>name, name_size)
+    p[0] = 1
+    p += 1 + put_decimal(p + 1, value)
+    p[0] = 2
+    return p + 1
 
 
 cdef inline bint is_name(Bytes p, Py_ssize_t size, const char* name, int name_size) noexcept nogil:
@@ -615,10 +759,19 @@ cdef class Hot:
     cdef bytes ack_head, ack_queue, ack_offset, ack_unique, ack_flag, ack_tail
     cdef bytes binary_head, binary_flag, binary_ext, binary_remark, pull_ext
     cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
+    # where messages of a kind are kept, once that is taught
+    cdef _Topic schedule, timers, halves, ops
+    cdef object may_end, ended
+    cdef int level_count
+    cdef int64_t delays_ms[MOST_LEVELS]
+    cdef bint takes_timed, takes_halves
+    cdef int64_t precision_ms, max_delay_ms
+    cdef bytes broker_name
+    cdef int64_t kept
     # the buffer being fed
     cdef uint8_t* log
     cdef int64_t log_begin, log_end, log_min, read_upto
-    cdef int64_t store_ms
+    cdef int64_t store_ms, now_ms
     cdef bytes born_host
     cdef int allowed
     # what came of it
@@ -720,8 +873,69 @@ cdef class Hot:
         self.binary_remark, self.pull_ext = pull_binary
         self.forget()
 
-    def learn_queue(self, str topic, int queue_count, QueueEnds ends, Traffic traffic):
-        """Sends to this queue are ordinary until `forget`."""
+    def configure_kinds(
+        self,
+        *,
+        list delays_ms,
+        bint takes_timed,
+        int64_t precision_ms,
+        int64_t max_delay_ms,
+        bint takes_halves,
+        bytes broker_name,
+    ):
+        """What decides where messages of a kind are kept first. `delays_ms`: by level."""
+        cdef int i
+        self.level_count = len(delays_ms) if len(delays_ms) <= MOST_LEVELS else 0
+        for i in range(self.level_count):
+            self.delays_ms[i] = delays_ms[i]
+        self.takes_timed = takes_timed
+        self.precision_ms = precision_ms
+        self.max_delay_ms = max_delay_ms
+        self.takes_halves = takes_halves
+        self.broker_name = broker_name
+
+    def learn_place(self, int kind, int queue_count, QueueEnds ends, Traffic traffic):
+        """Messages of this kind are kept in this queue until `forget`."""
+        cdef _Topic found
+        if kind == DELAYED:
+            found = self.schedule
+        elif kind == TIMED:
+            found = self.timers
+        else:
+            found = self.halves
+        if found is None:
+            found = new_topic(ends.topic.encode("utf-8"), queue_count, traffic)
+            if kind == DELAYED:
+                self.schedule = found
+            elif kind == TIMED:
+                self.timers = found
+            else:
+                self.halves = found
+        found.set(ends)
+
+    def learn_ends(self, QueueEnds ends, Traffic traffic, object may_end, object ended):
+        """Ends of transactions are noted in this queue, each in a record of its own, until
+        `forget`. Asked before each: `may_end(queue offset, log offset)` of the half message; told
+        after it: `ended(queue offset, where that ends in the log, whether it was a commit)`."""
+        self.ops = new_topic(ends.topic.encode("utf-8"), 1, traffic)
+        self.ops.set(ends)
+        self.may_end = may_end
+        self.ended = ended
+
+    def learn_queue(
+        self,
+        str topic,
+        int queue_count,
+        QueueEnds ends,
+        Traffic traffic,
+        *,
+        bint is_open=True,
+        bint is_target=False,
+        bint may_keep=False,
+    ):
+        """Messages to this queue are ordinary until `forget`: those that clients send (`is_open`,
+        `may_keep` those that wait elsewhere first), those that have waited (`is_target`). Without
+        `ends` that is so for the topic, and for none of its queues yet."""
         cdef bytes name = topic.encode("utf-8")
         cdef _Topic found
         cdef Bytes p = <Bytes>PyBytes_AS_STRING(name)
@@ -729,16 +943,15 @@ cdef class Hot:
         if len(name) > MAX_TOPIC_BYTES:
             return
         if known == NULL:
-            found = _Topic()
-            found.name = name
-            found.queues = _Queues(queue_count)
-            found.count = found.queues.count
-            found.traffic = traffic
-            found.key_hash = java_hash(0, p, <int>len(name)) * 31 + 35  # "#"
+            found = new_topic(name, queue_count, traffic)
             self.topics.put(name, found)
         else:
             found = <_Topic>known
-        found.set(ends)
+        found.is_open |= is_open
+        found.is_target |= is_target
+        found.may_keep |= may_keep
+        if ends is not None:
+            found.set(ends)
 
     def learn_pull(
         self,
@@ -794,6 +1007,7 @@ cdef class Hot:
         """Everything taught about topics and pulls: something has changed."""
         self.topics.clear()
         self.passes.clear()
+        self.schedule = self.timers = self.halves = self.ops = None
 
     def forget_pulls(self):
         self.passes.clear()
@@ -816,6 +1030,7 @@ cdef class Hot:
         int64_t read_upto,
         int64_t log_min,
         int64_t store_ms,
+        int64_t now_ms,
         bytes born_host,
         int allowed,
     ):
@@ -835,6 +1050,7 @@ cdef class Hot:
         self.log_end = log_end
         self.log_min = log_min
         self.store_ms = store_ms
+        self.now_ms = now_ms
         self.born_host = born_host
         self.allowed = allowed
         PyObject_GetBuffer(log, &view, PyBUF_SIMPLE)
@@ -860,6 +1076,12 @@ cdef class Hot:
         if self.acks.size == 0:
             return None
         return PyBytes_FromStringAndSize(<char*>self.acks.at, self.acks.size)
+
+    def take_kept(self):
+        """How many messages went to a place to wait since this was last asked."""
+        kept = self.kept
+        self.kept = 0
+        return kept
 
     @property
     def is_full(self):
@@ -946,7 +1168,9 @@ cdef class Hot:
                 return NULL
         else:
             frame.queue_id = -1
-            return frame.stop if head.code == PULL or head.code == LITE_PULL else NULL
+            if head.code == PULL or head.code == LITE_PULL or head.code == END_TRANSACTION:
+                return frame.stop
+            return NULL
         if fields[0].at == NULL or fields[1].at == NULL or fields[2].at == NULL:
             return NULL
         if fields[1].escaped or fields[12].escaped or not need_int32(&fields[4], &frame.queue_id):
@@ -980,6 +1204,8 @@ cdef class Hot:
     cdef bint one(self, Ahead* frame):
         """Carry out one frame; False if it is not ordinary."""
         if frame.queue_id < 0:
+            if frame.head.code == END_TRANSACTION:
+                return self.allowed & MAY_SEND and self.end_transaction(&frame.head)
             return self.allowed & MAY_PULL and self.pull(&frame.head, frame.is_binary)
         return self.allowed & MAY_SEND and self.send(frame)
 
@@ -1008,21 +1234,25 @@ cdef class Hot:
             return False
         topic = <_Topic>found
         queue = topic.queue(frame.queue_id)
-        if queue == NULL or frame.stop - frame.body > self.max_message_bytes:
+        if not topic.is_open or frame.queue_id >= topic.count:
+            return False
+        if frame.stop - frame.body > self.max_message_bytes:
             return False
         sys_flag &= ~(BORN_V6 | STORE_V6)
         if is_true(&fields[12]):
+            if queue == NULL or sys_flag & PREPARED:
+                return False
             return self.send_batch(
                 &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, born_ms,
                 reconsume_times, frame.body, frame.stop,
             )
         return self.send_one(
-            &frame.head, frame.is_binary, topic, queue, &fields[8], sys_flag, flag, born_ms,
-            reconsume_times, frame.body, frame.stop,
+            frame, topic, queue, &fields[8], sys_flag, flag, born_ms, reconsume_times,
         )
 
-    cdef bint cook(self, _Topic topic, Cooked* cooked):
-        """Read properties that stand in `cooked.text` and complete them; False: not ordinary."""
+    cdef bint cook(self, _Topic topic, Cooked* cooked, bint may_keep, int32_t queue_id):
+        """Read properties that stand in `cooked.text` and complete them; False: not ordinary.
+        `may_keep`: it may be of a kind that is kept elsewhere first."""
         cdef uint8_t* text = cooked.text
         cdef int32_t size = cooked.size
         cdef int32_t at = 0, middle, stop, name_size, value_size
@@ -1030,9 +1260,11 @@ cdef class Hot:
         cdef Bytes words = NULL
         cdef int32_t words_size = 0
         cdef bint has_tags = False, has_wait = False
+        cdef _Topic home = topic
         cooked.unique = NULL
         cooked.tags_code = 0
         cooked.key_count = 0
+        cooked.kind = PLAIN
         if size and text[size - 1] != 2:
             text[size] = 2
             size += 1
@@ -1056,7 +1288,9 @@ cdef class Hot:
                 return False
             if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
                 if memcmp(name, b"TIMER_", 6) == 0:
-                    return False
+                    if not may_keep or not self.is_timed(cooked, name, name_size, value, value_size):
+                        return False
+                    continue
                 if is_name(name, name_size, "PRODUCER_SEQ", 12) and not self.allowed & IS_JUDGED:
                     return False
                 if ends_with(name, name_size, "TRACE_ON", 8) or ends_with(
@@ -1085,10 +1319,19 @@ cdef class Hot:
                 has_wait = True
                 if self.allowed & IS_SYNC and is_name(value, value_size, "false", 5):
                     return False
+            elif is_name(name, name_size, "DELAY", 5):
+                cooked.asked = digits(value, value_size, 9)
+                if not may_keep or cooked.kind or not 0 < cooked.asked <= self.level_count:
+                    return False
+                cooked.kind = DELAYED
+            elif is_name(name, name_size, "TRAN_MSG", 8):
+                if not may_keep or cooked.kind or not self.takes_halves:
+                    return False
+                if not is_name(value, value_size, "true", 4):
+                    return False
+                cooked.kind = HALF
             elif (
-                is_name(name, name_size, "DELAY", 5)
-                or is_name(name, name_size, "TTL_MS", 6)
-                or is_name(name, name_size, "TRAN_MSG", 8)
+                is_name(name, name_size, "TTL_MS", 6)
                 or (name_size >= 6 and memcmp(name, b"TIMER_", 6) == 0)
                 or ends_with(name, name_size, "MSG_REGION", 10)
                 or ends_with(name, name_size, "TRACE_ON", 8)
@@ -1100,7 +1343,13 @@ cdef class Hot:
             return False
         if size + PyBytes_GET_SIZE(self.added) > MAX_PROPERTIES_BYTES:
             return False
-        cooked.keys[0] = index_hash(java_hash(topic.key_hash, cooked.unique, cooked.unique_size))
+        memcpy(text + size, PyBytes_AS_STRING(self.added), PyBytes_GET_SIZE(self.added))
+        cooked.size = size + <int32_t>PyBytes_GET_SIZE(self.added)
+        if cooked.kind:
+            home = self.home(cooked.kind)
+            if home is None or not self.cook_kept(topic, cooked, queue_id):
+                return False
+        cooked.keys[0] = index_hash(java_hash(home.key_hash, cooked.unique, cooked.unique_size))
         cooked.key_count = 1
         at = 0
         while at < words_size:
@@ -1113,12 +1362,74 @@ cdef class Hot:
             if cooked.key_count >= MOST_KEYS:
                 return False
             cooked.keys[cooked.key_count] = index_hash(
-                java_hash(topic.key_hash, words + at, stop - at)
+                java_hash(home.key_hash, words + at, stop - at)
             )
             cooked.key_count += 1
             at = stop
-        memcpy(text + size, PyBytes_AS_STRING(self.added), PyBytes_GET_SIZE(self.added))
-        cooked.size = size + <int32_t>PyBytes_GET_SIZE(self.added)
+        return True
+
+    cdef inline _Topic home(self, int kind):
+        """Where messages of a kind are kept; None if that was not taught."""
+        if kind == DELAYED:
+            return self.schedule
+        return self.timers if kind == TIMED else self.halves
+
+    cdef bint is_timed(
+        self, Cooked* cooked, Bytes name, int32_t name_size, Bytes value, int32_t value_size
+    ) noexcept:
+        """Note when a message wants to come, from one of its properties; False: not ordinary."""
+        cdef int64_t asked = digits(value, value_size, 15)
+        if cooked.kind or asked < 0 or not self.takes_timed:
+            return False
+        if is_name(name, name_size, "TIMER_DELAY_MS", 14):
+            asked += self.now_ms
+        elif is_name(name, name_size, "TIMER_DELAY_SEC", 15):
+            asked = self.now_ms + asked * 1000
+        elif not is_name(name, name_size, "TIMER_DELIVER_MS", 16):
+            return False
+        cooked.kind = TIMED
+        cooked.asked = asked
+        return True
+
+    cdef bint cook_kept(self, _Topic topic, Cooked* cooked, int32_t queue_id) noexcept:
+        """Add what a message that is kept says of its real place: as broker/delay.py, timed.py and
+        half_records.py do."""
+        cdef uint8_t* text = cooked.text
+        cdef int32_t size = cooked.size
+        cdef uint8_t* p = text + size
+        cdef int64_t left_ms
+        if not topic.may_keep or size > MAX_PROPERTIES_BYTES - KEPT_ROOM_BYTES:
+            return False
+        if cooked.kind == HALF and cooked.unique_size > KEPT_ROOM_BYTES // 4:
+            return False
+        if has_text(text, size, "REAL_TOPIC", 10) or has_text(text, size, "REAL_QID", 8):
+            return False
+        if cooked.kind == DELAYED:
+            if has_text(text, size, "TIMER_", 6):
+                return False
+            cooked.tags_code = self.store_ms + self.delays_ms[cooked.asked - 1]
+        elif cooked.kind == TIMED:
+            left_ms = cooked.asked - self.now_ms
+            if left_ms <= 0 or left_ms > self.max_delay_ms or count_text(text, size, "TIMER_", 6) != 1:
+                return False
+            cooked.slot_ms = (cooked.asked - 1) // self.precision_ms * self.precision_ms
+            p = put_number(p, "TIMER_OUT_MS", 12, cooked.slot_ms)
+        else:
+            if (
+                has_text(text, size, "TRANSACTION_CHECK_TIMES", 23)
+                or has_text(text, size, "TRAN_PREPARED_QUEUE_OFFSET", 26)
+                or has_text(text, size, "__transactionId__", 17)
+            ):
+                return False
+            p = put_text(p, b"__transactionId__\x01", 18)
+            p = put_text(p, cooked.unique, cooked.unique_size)
+            p[0] = 2
+            p += 1
+        p = put_text(p, b"REAL_TOPIC\x01", 11)
+        p = put_bytes(p, topic.name)
+        p[0] = 2
+        p = put_number(p + 1, "REAL_QID", 8, queue_id)
+        cooked.size = <int32_t>(p - text)
         return True
 
     cdef inline int64_t record_size(self, _Topic topic, int64_t body_size, int32_t text_size):
@@ -1141,6 +1452,7 @@ cdef class Hot:
     cdef void write(
         self,
         _Topic topic,
+        _Topic counted,
         Queue* queue,
         Cooked* cooked,
         int32_t sys_flag,
@@ -1151,13 +1463,11 @@ cdef class Hot:
         int64_t body_size,
         int64_t size,
     ) noexcept:
-        """Append one record; there is room for it."""
+        """Append one record of `topic`, which counts as one of `counted`; there is room for it."""
         cdef uint8_t* p = self.log + (self.write_at - self.log_begin)
         cdef Py_ssize_t born_size = PyBytes_GET_SIZE(self.born_host)
         cdef Py_ssize_t store_size = PyBytes_GET_SIZE(self.store_host)
         cdef Py_ssize_t name_size = PyBytes_GET_SIZE(topic.name)
-        cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
-        cdef int i
         if born_size == 20:
             sys_flag |= BORN_V6
         if store_size == 20:
@@ -1186,7 +1496,14 @@ cdef class Hot:
         p += 1 + name_size
         put16(p, cooked.size)
         memcpy(p + 2, cooked.text, cooked.size)
+        self.appended(counted, queue, cooked, size)
 
+    cdef inline void appended(
+        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    ) noexcept:
+        """A record was written: it takes its number, and waits for dispatch."""
+        cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
+        cdef int i
         soon(queue.tail)  # dispatch needs it
         pending.log_offset = self.write_at
         pending.queue_offset = queue.next_offset
@@ -1204,13 +1521,12 @@ cdef class Hot:
         self.write_at += size
         self.appended_count += 1
         self.appended_bytes += size
-        topic.traffic.count += 1
-        topic.traffic.size += size
+        counted.traffic.count += 1
+        counted.traffic.size += size
 
     cdef bint send_one(
         self,
-        Head* head,
-        bint is_binary,
+        Ahead* frame,
         _Topic topic,
         Queue* queue,
         Text* properties,
@@ -1218,21 +1534,33 @@ cdef class Hot:
         int32_t flag,
         int64_t born_ms,
         int32_t reconsume_times,
-        Bytes body,
-        Bytes stop,
     ):
         cdef Cooked cooked
+        cdef Head* head = &frame.head
+        cdef Bytes body = frame.body
+        cdef Bytes stop = frame.stop
         cdef int64_t size
         cdef int64_t log_offset = self.write_at
-        cdef int64_t queue_offset = queue.next_offset
+        cdef _Topic home = topic
+        cdef _Topic counted = topic
         # An escaped text is at most six times as long as what it stands for.
         if properties.at == NULL or properties.size > MAX_PROPERTIES_BYTES:
             return False
         cooked.text = self.scratch
         cooked.size = unescape(properties, cooked.text)
-        if not self.cook(topic, &cooked):
+        if not self.cook(topic, &cooked, True, frame.queue_id):
             return False
-        size = self.record_size(topic, stop - body, cooked.size)
+        if cooked.kind:
+            home = self.home(cooked.kind)
+            queue = home.queue(cooked.asked - 1 if cooked.kind == DELAYED else 0)
+            if cooked.kind == HALF:
+                if reconsume_times > 0:
+                    return False
+                counted = home
+                sys_flag &= ~TRANSACTION_BITS
+        if queue == NULL or sys_flag & TRANSACTION_BITS:
+            return False
+        size = self.record_size(home, stop - body, cooked.size)
         if (
             size > self.max_message_bytes + RECORD_OVERHEAD_BYTES
             or size + BLANK_BYTES > self.log_end - self.write_at
@@ -1241,14 +1569,28 @@ cdef class Hot:
             return False
         if not head.flag & FLAG_ONEWAY:
             if not self.acknowledge(
-                head.opaque, is_binary, &log_offset, 1, queue.queue_id, queue_offset,
+                head.opaque, frame.is_binary, &log_offset, 1, frame.queue_id, queue.next_offset,
                 cooked.unique, cooked.unique_size,
+                self.recall_handle(topic, &cooked) if cooked.kind == TIMED else None,
             ):
                 return False
         self.write(
-            topic, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body, stop - body, size
+            home, counted, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body,
+            stop - body, size,
         )
+        if cooked.kind:
+            self.kept += 1
         return True
+
+    cdef bytes recall_handle(self, _Topic topic, Cooked* cooked):
+        """As broker/recall.py makes it."""
+        words = b"v1 %b %b %d %b" % (
+            topic.name,
+            self.broker_name,
+            cooked.slot_ms + 1,
+            PyBytes_FromStringAndSize(<char*>cooked.unique, cooked.unique_size),
+        )
+        return urlsafe_b64encode(words)
 
     cdef bint send_batch(
         self,
@@ -1306,7 +1648,7 @@ cdef class Hot:
             size = self.record_size(topic, <int32_t>get32(p + 16), cooked.size)
             log_offsets[i] = self.write_at
             self.write(
-                topic, queue, &cooked, sys_flag, <int32_t>get32(p + 12), born_ms, reconsume_times,
+                topic, topic, queue, &cooked, sys_flag, <int32_t>get32(p + 12), born_ms, reconsume_times,
                 p + BATCH_HEAD_BYTES, <int32_t>get32(p + 16), size,
             )
             p += get32(p)
@@ -1316,7 +1658,7 @@ cdef class Hot:
             self.outer_unique(properties, &unique, &unique_size)
             if not self.acknowledge(
                 head.opaque, is_binary, log_offsets, count, queue.queue_id, queue_offset, unique,
-                unique_size,
+                unique_size, None,
             ):
                 free(log_offsets)
                 raise MemoryError()
@@ -1376,7 +1718,7 @@ cdef class Hot:
             return False
         memcpy(cooked.text, text + 2, text_size)
         cooked.size = <int32_t>text_size
-        return self.cook(topic, cooked)
+        return self.cook(topic, cooked, False, 0)
 
     cdef bint acknowledge(
         self,
@@ -1388,8 +1730,9 @@ cdef class Hot:
         int64_t queue_offset,
         Bytes unique,
         int32_t unique_size,
+        bytes handle,
     ):
-        """Answer a send: where its messages went."""
+        """Answer a send: where its messages went. `handle`: of one that can be recalled."""
         cdef Out* out = &self.acks if self.allowed & IS_SYNC else &self.replies
         cdef int id_size = 2 * (<int>PyBytes_GET_SIZE(self.store_host) + 8)
         cdef Py_ssize_t begin = out.size
@@ -1399,7 +1742,8 @@ cdef class Hot:
         cdef uint8_t number[20]
         cdef int ids_size = count * (id_size + 1) - 1
         if not make_room(out, 1024 + ids_size + unique_size + PyBytes_GET_SIZE(self.binary_ext)
-                         + PyBytes_GET_SIZE(self.ack_head)):
+                         + PyBytes_GET_SIZE(self.ack_head)
+                         + (0 if handle is None else PyBytes_GET_SIZE(handle))):
             return False
         start = out.at + begin
         p = start + 8
@@ -1414,6 +1758,9 @@ cdef class Hot:
                 p = put_bytes(p, self.ack_unique)
                 memcpy(p, unique, unique_size)
                 p += unique_size
+            if handle is not None:
+                p = put_text(p, b'","recallHandle":"', 18)
+                p = put_bytes(p, handle)
             p = put_bytes(p, self.ack_flag)
             p += put_decimal(p, opaque)
             p = put_bytes(p, self.ack_tail)
@@ -1432,6 +1779,11 @@ cdef class Hot:
             p = put_entry(p, "queueOffset", 11, number, put_decimal(number, queue_offset))
             if unique != NULL:
                 p = put_entry(p, "transactionId", 13, unique, unique_size)
+            if handle is not None:
+                p = put_entry(
+                    p, "recallHandle", 12, <Bytes>PyBytes_AS_STRING(handle),
+                    <int>PyBytes_GET_SIZE(handle),
+                )
             put32(table - 4, <uint32_t>(p - table))
             put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
         put32(start, <uint32_t>(p - start - 4))
@@ -1669,6 +2021,572 @@ cdef class Hot:
             put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
         put32(start, <uint32_t>(p - start - 4 + body_size))
         return p
+
+    # -------------------------------------------------------------------- messages that waited
+
+    cdef void open_log(self, tuple log, Py_buffer* view):
+        """Where records are written and read: the memory being written to, which holds [begin, end)
+        of the log; the write position; what is before `read_upto` may be read; where the log
+        begins; store time and time. Whoever calls releases `view`."""
+        tail, begin, end, write_at, read_upto, log_min, store_ms, now_ms = log
+        self.log_begin = begin
+        self.log_end = end
+        self.write_at = write_at
+        self.read_upto = read_upto
+        self.log_min = log_min
+        self.store_ms = store_ms
+        self.now_ms = now_ms
+        PyObject_GetBuffer(tail, view, PyBUF_SIMPLE)
+        self.log = <uint8_t*>view.buf
+        if view.len != self.log_end - self.log_begin or view.readonly:
+            self.log_end = self.write_at  # no room
+
+    cdef Bytes unit_at(self, Queue* queue, int64_t offset) noexcept:
+        """A unit of a queue; NULL if that needs a closer look."""
+        cdef PinState* pin
+        cdef int64_t at = offset * UNIT_BYTES
+        if queue.log_min != self.log_min or not queue.min_offset <= offset < queue.max_offset:
+            return NULL
+        pin = queue.read
+        if pin == NULL or pin.at == NULL or not pin.start <= at < pin.end:
+            pin = queue.tail
+            if pin == NULL or pin.at == NULL or not pin.start <= at < pin.end:
+                return NULL
+        pin.used = 1
+        return pin.at + (at - pin.start)
+
+    cdef bint read_stored(
+        self, int64_t log_offset, int64_t size, Stored* found, bint is_whole
+    ) noexcept:
+        """A record and what its properties say; False if that needs a closer look. `is_whole`: its
+        body is checked as well."""
+        cdef Bytes p = self.record_at(log_offset, size)
+        cdef int64_t at
+        if p == NULL or get32(p + 4) != MAGIC_V1 or <int64_t>get64(p + 28) != log_offset:
+            return False
+        found.at = p
+        found.log_offset = log_offset
+        found.size = size
+        found.sys_flag = <int32_t>get32(p + 36)
+        at = 68 if found.sys_flag & BORN_V6 else 56
+        found.store_ms_at = <int32_t>at
+        at += 28 if found.sys_flag & STORE_V6 else 16
+        found.reconsume_at = <int32_t>at
+        if at + 16 > size:
+            return False
+        found.body_size = <int32_t>get32(p + at + 12)
+        found.body_at = <int32_t>(at + 16)
+        if found.body_size < 0:
+            return False
+        at += 16 + <int64_t>found.body_size
+        if at + 1 > size:
+            return False
+        found.topic = p + at + 1
+        found.topic_size = p[at]
+        at += 1 + found.topic_size
+        if at + 2 > size or at + 2 + <int64_t>get16(p + at) != size:
+            return False
+        found.text = p + at + 2
+        found.text_size = <int32_t>get16(p + at)
+        if found.text_size > MAX_PROPERTIES_BYTES:
+            return False
+        if is_whole and found.body_size:
+            if crc32(p + found.body_at, found.body_size) & 0x7FFFFFFF != get32(p + 8):
+                return False
+        return self.read_properties(found)
+
+    cdef bint read_properties(self, Stored* found) noexcept:
+        cdef Bytes text = found.text
+        cdef int32_t size = found.text_size
+        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef Bytes name, value
+        cdef bint has_tags = False, is_twice = False
+        found.real_topic = found.unique = found.words = found.group = NULL
+        found.real_topic_size = found.unique_size = found.words_size = found.group_size = 0
+        found.real_queue = found.out_ms = -1
+        found.tags_code = 0
+        found.is_later = found.is_immune = found.is_marker = found.is_brief = False
+        if size == 0 or text[size - 1] != 2 or not is_utf8(text, text + size):
+            return False
+        while at < size:
+            middle = at
+            while middle < size and text[middle] != 1 and text[middle] != 2:
+                middle += 1
+            if middle >= size or text[middle] == 2:
+                return False
+            stop = middle + 1
+            while text[stop] != 2:  # there is one: the text ends with it
+                if text[stop] == 1:
+                    return False
+                stop += 1
+            name = text + at
+            name_size = middle - at
+            value = text + middle + 1
+            value_size = stop - middle - 1
+            at = stop + 1
+            if name_size == 0 or value_size == 0:
+                return False
+            if name_size == 4 and memcmp(name, b"TAGS", 4) == 0:
+                is_twice |= has_tags
+                has_tags = True
+                if not is_ascii(value, value_size):
+                    return False
+                found.tags_code = <int32_t>java_hash(0, value, value_size)
+            elif name_size == 4 and memcmp(name, b"KEYS", 4) == 0:
+                is_twice |= found.words != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.words = value
+                found.words_size = value_size
+            elif name_size == 8 and memcmp(name, b"UNIQ_KEY", 8) == 0:
+                is_twice |= found.unique != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.unique = value
+                found.unique_size = value_size
+            elif name_size == 10 and memcmp(name, b"REAL_TOPIC", 10) == 0:
+                is_twice |= found.real_topic != NULL
+                if not is_ascii(value, value_size):
+                    return False
+                found.real_topic = value
+                found.real_topic_size = value_size
+            elif name_size == 8 and memcmp(name, b"REAL_QID", 8) == 0:
+                is_twice |= found.real_queue >= 0
+                found.real_queue = digits(value, value_size, 5)
+                if found.real_queue < 0:
+                    return False
+            elif name_size == 6 and memcmp(name, b"PGROUP", 6) == 0:
+                is_twice |= found.group != NULL
+                found.group = value
+                found.group_size = value_size
+            elif name_size > 6 and memcmp(name, b"TIMER_", 6) == 0:
+                found.is_later = True
+                if is_name(name, name_size, "TIMER_OUT_MS", 12):
+                    is_twice |= found.out_ms >= 0
+                    found.out_ms = digits(value, value_size, 18)
+                    if found.out_ms < 0:
+                        return False
+                elif is_name(name, name_size, "TIMER_DEL_UNIQKEY", 17):
+                    found.is_marker = True
+            elif is_name(name, name_size, "DELAY", 5):
+                found.is_later = True
+            elif is_name(name, name_size, "TTL_MS", 6):
+                found.is_brief = True
+            elif is_name(name, name_size, "CHECK_IMMUNITY_TIME_IN_SECONDS", 30):
+                found.is_immune = True
+        return not is_twice and found.unique != NULL and found.real_topic != NULL
+
+    cdef bint put_again(
+        self,
+        Stored* stored,
+        int32_t sys_flag,
+        int64_t prepared_offset,
+        Bytes more,
+        int32_t more_size,
+        int64_t behind,
+    ):
+        """Write a message that waited once more, to its real place; `more`: properties that are
+        added, `behind`: bytes that must be free after it. False: not ordinary, nothing is done."""
+        cdef Cooked cooked
+        cdef _Topic topic
+        cdef Queue* queue
+        cdef void* known
+        cdef int64_t size, at
+        cdef uint8_t* p
+        cdef int32_t word = 0, stop
+        if stored.is_brief or stored.real_queue < 0:
+            return False
+        known = self.topics.find(
+            stored.real_topic, stored.real_topic_size, fnv(stored.real_topic, stored.real_topic_size)
+        )
+        if known == NULL:
+            return False
+        topic = <_Topic>known
+        queue = topic.queue(<int32_t>stored.real_queue)
+        if not topic.is_target or queue == NULL:
+            return False
+        if stored.body_size > self.max_message_bytes:
+            return False
+        if stored.text_size + more_size > MAX_PROPERTIES_BYTES:
+            return False
+        cooked.tags_code = stored.tags_code
+        cooked.keys[0] = index_hash(java_hash(topic.key_hash, stored.unique, stored.unique_size))
+        cooked.key_count = 1
+        while word < stored.words_size:
+            if stored.words[word] == c" ":
+                word += 1
+                continue
+            stop = word
+            while stop < stored.words_size and stored.words[stop] != c" ":
+                stop += 1
+            if cooked.key_count >= MOST_KEYS:
+                return False
+            cooked.keys[cooked.key_count] = index_hash(
+                java_hash(topic.key_hash, stored.words + word, stop - word)
+            )
+            cooked.key_count += 1
+            word = stop
+        at = stored.body_at + <int64_t>stored.body_size
+        size = at + 3 + PyBytes_GET_SIZE(topic.name) + stored.text_size + more_size
+        if (
+            size > self.max_message_bytes + RECORD_OVERHEAD_BYTES
+            or size + behind + BLANK_BYTES > self.log_end - self.write_at
+            or not self.has_pending_room(2, cooked.key_count)
+        ):
+            return False
+        p = self.log + (self.write_at - self.log_begin)
+        memcpy(p, stored.at, at)
+        put32(p, <uint32_t>size)
+        if stored.body_size == 0:
+            put32(p + 8, 0)
+        put32(p + 12, queue.queue_id)
+        put64(p + 20, queue.next_offset)
+        put64(p + 28, self.write_at)
+        put32(p + 36, sys_flag)
+        put64(p + stored.store_ms_at, self.store_ms)
+        put64(p + stored.reconsume_at + 4, prepared_offset)
+        p += at
+        p[0] = <uint8_t>PyBytes_GET_SIZE(topic.name)
+        p = put_bytes(p + 1, topic.name)
+        put16(p, stored.text_size + more_size)
+        p = put_text(p + 2, stored.text, stored.text_size)
+        memcpy(p, more, more_size)
+        self.appended(topic, queue, &cooked, size)
+        return True
+
+    def deliver_level(self, QueueEnds level, int64_t offset, int most, tuple log):
+        """Messages of a delay level from `offset` on to their real topics, as long as they are due
+        and it is simple; returns how many."""
+        cdef Py_buffer view
+        cdef Stored stored
+        cdef Bytes unit
+        cdef int count = 0
+        self.open_log(log, &view)
+        try:
+            while count < most:
+                unit = self.unit_at(level.queue, offset + count)
+                if unit == NULL or <int64_t>get64(unit + 12) > self.now_ms:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(unit), <int32_t>get32(unit + 8), &stored, True
+                ):
+                    break
+                if stored.sys_flag & TRANSACTION_BITS not in (0, COMMITTED):
+                    break
+                if not self.put_again(
+                    &stored,
+                    stored.sys_flag,
+                    <int64_t>get64(stored.at + stored.reconsume_at + 4),
+                    NULL,
+                    0,
+                    0,
+                ):
+                    break
+                count += 1
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+        return count
+
+    def enter_timers(
+        self,
+        QueueEnds source,
+        int64_t offset,
+        int most,
+        tuple log,
+        object wheel,
+        int64_t slots,
+        int64_t precision_ms,
+        object units,
+        int64_t units_begin,
+        int64_t units_end,
+        int64_t units_limit,
+        int64_t first_ms,
+        int64_t write_ms,
+        int64_t window_ms,
+        list runs,
+    ):
+        """Messages of the timers' queue from `offset` on into their slots, as broker/timers.py's
+        _enter_one does, as long as it is simple; returns how many, the last slot's time and where
+        the last message ends. `units`: the last file of the timer log, in use from `units_begin` to
+        `units_end`, at most to `units_limit`. `runs` is told of topics and how many of each."""
+        cdef Py_buffer view, wheel_view, units_view
+        cdef Stored stored
+        cdef Bytes unit
+        cdef uint8_t* slot
+        cdef uint8_t* p
+        cdef int64_t number, write_at_ms, prev, first, last_ms = -1, upto = 0
+        cdef int count = 0
+        cdef int64_t run = 0
+        cdef Bytes run_topic = NULL
+        cdef int32_t run_size = 0
+        self.open_log(log, &view)
+        PyObject_GetBuffer(wheel, &wheel_view, PyBUF_WRITABLE)
+        PyObject_GetBuffer(units, &units_view, PyBUF_WRITABLE)
+        try:
+            if wheel_view.len != slots * TIMER_SLOT_BYTES:
+                return 0, -1, 0
+            if units_limit - units_begin > units_view.len:
+                return 0, -1, 0
+            while count < most and units_end + TIMER_UNIT_BYTES <= units_limit:
+                unit = self.unit_at(source.queue, offset + count)
+                if unit == NULL:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(unit), <int32_t>get32(unit + 8), &stored, False
+                ):
+                    break
+                if stored.is_marker or stored.out_ms < first_ms:
+                    break
+                if stored.out_ms - write_ms >= window_ms or stored.out_ms - write_ms > MOST_DELAY_MS:
+                    break
+                write_at_ms = write_ms if write_ms < stored.out_ms else stored.out_ms
+                number = stored.out_ms // precision_ms
+                slot = <uint8_t*>wheel_view.buf + number % slots * TIMER_SLOT_BYTES
+                if <int64_t>get64(slot) != number:
+                    put64(slot, number)
+                    put64(slot + 8, units_end)
+                    put32(slot + 24, 1)
+                    put32(slot + 28, 0)
+                    prev = -1
+                else:
+                    prev = <int64_t>get64(slot + 16)
+                    if <int64_t>get64(slot + 8) < 0:
+                        put64(slot + 8, units_end)
+                    put32(slot + 24, get32(slot + 24) + 1)
+                put64(slot + 16, units_end)
+                p = <uint8_t*>units_view.buf + (units_end - units_begin)
+                put32(p, TIMER_UNIT_BYTES)
+                put64(p + 4, prev)
+                put32(p + 12, 1)
+                put64(p + 16, write_at_ms)
+                put32(p + 24, <uint32_t>(stored.out_ms - write_at_ms))
+                put64(p + 28, stored.log_offset)
+                put32(p + 36, <uint32_t>stored.size)
+                put32(p + 40, java_hash(0, stored.real_topic, stored.real_topic_size))
+                put64(p + 44, 0)
+                units_end += TIMER_UNIT_BYTES
+                upto = stored.log_offset + stored.size
+                if stored.out_ms > last_ms:
+                    last_ms = stored.out_ms
+                if run and run_size == stored.real_topic_size and (
+                    memcmp(run_topic, stored.real_topic, run_size) == 0
+                ):
+                    run += 1
+                else:
+                    if run:
+                        runs.append((run_topic[:run_size], run))
+                    run = 1
+                    run_topic = stored.real_topic
+                    run_size = stored.real_topic_size
+                count += 1
+            if run:
+                runs.append((run_topic[:run_size], run))
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&wheel_view)
+            PyBuffer_Release(&units_view)
+        return count, last_ms, upto
+
+    def timer_chain(
+        self, object units, int64_t begin, int64_t end, int64_t at, int most, object positions
+    ):
+        """Steps back in the chain of a slot, from the unit at `at`, within one file of the timer log
+        that is in use from `begin` to `end`, up to one that deletes; returns where to go on.
+        `positions`, an array of 64-bit numbers, gets those passed."""
+        cdef Py_buffer view
+        cdef Bytes p
+        cdef uint32_t magic
+        cdef int64_t prev
+        cdef int count = 0
+        cdef int64_t* found = <int64_t*>malloc(max(most, 1) * sizeof(int64_t))
+        if found == NULL:
+            raise MemoryError()
+        PyObject_GetBuffer(units, &view, PyBUF_SIMPLE)
+        try:
+            if end > begin + view.len:
+                end = begin + view.len
+            while count < most and begin <= at and at + TIMER_UNIT_BYTES <= end:
+                p = <Bytes>view.buf + (at - begin)
+                magic = get32(p + 12)
+                if get32(p) != TIMER_UNIT_BYTES or magic > 0xF or magic & TIMER_DELETES:
+                    break
+                found[count] = at
+                count += 1
+                prev = <int64_t>get64(p + 4)
+                at = prev if prev < at else -1
+            positions.frombytes(
+                PyBytes_FromStringAndSize(<char*>found, count * <Py_ssize_t>sizeof(int64_t))
+            )
+        finally:
+            PyBuffer_Release(&view)
+            free(found)
+        return at
+
+    def deliver_timed(
+        self,
+        object units,
+        int64_t begin,
+        int64_t end,
+        object positions,
+        int most,
+        tuple log,
+        list runs,
+    ):
+        """Messages of a slot to their real topics, from the last of `positions` backwards, as long
+        as their units stand in this file of the timer log and it is simple; returns how many."""
+        cdef Py_buffer view, units_view, positions_view
+        cdef Stored stored
+        cdef Bytes p
+        cdef int64_t* at
+        cdef Py_ssize_t left
+        cdef uint8_t more[128]
+        cdef uint8_t* stop
+        cdef int count = 0
+        cdef int64_t run = 0
+        cdef Bytes run_topic = NULL
+        cdef int32_t run_size = 0
+        self.open_log(log, &view)
+        PyObject_GetBuffer(units, &units_view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(positions, &positions_view, PyBUF_SIMPLE)
+        at = <int64_t*>positions_view.buf
+        left = positions_view.len // <Py_ssize_t>sizeof(int64_t)
+        try:
+            if end > begin + units_view.len:
+                end = begin + units_view.len
+            while count < most and left:
+                left -= 1
+                if at[left] < begin or at[left] + TIMER_UNIT_BYTES > end:
+                    break
+                p = <Bytes>units_view.buf + (at[left] - begin)
+                if get32(p) != TIMER_UNIT_BYTES or get32(p + 12) != 1:
+                    break
+                if not self.read_stored(
+                    <int64_t>get64(p + 28), <int32_t>get32(p + 36), &stored, True
+                ):
+                    break
+                if stored.is_marker or has_text(stored.text, stored.text_size, "QUEUE_MS", 8):
+                    break
+                if stored.sys_flag & TRANSACTION_BITS not in (0, COMMITTED):
+                    break
+                stop = put_number(more, "TIMER_ENQUEUE_MS", 16, <int64_t>get64(p + 16))
+                stop = put_number(stop, "TIMER_DEQUEUE_MS", 16, self.now_ms)
+                if not self.put_again(
+                    &stored, stored.sys_flag, 0, more, <int32_t>(stop - more), 0
+                ):
+                    break
+                if run and run_size == stored.real_topic_size and (
+                    memcmp(run_topic, stored.real_topic, run_size) == 0
+                ):
+                    run += 1
+                else:
+                    if run:
+                        runs.append((run_topic[:run_size], run))
+                    run = 1
+                    run_topic = stored.real_topic
+                    run_size = stored.real_topic_size
+                count += 1
+            if run:
+                runs.append((run_topic[:run_size], run))
+        finally:
+            self.log = NULL
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&units_view)
+            PyBuffer_Release(&positions_view)
+        return count
+
+    # ------------------------------------------------------------------------- ends of transactions
+
+    cdef bint end_transaction(self, Head* head):
+        """Commit or roll back a half message, as broker/transaction.py does; False: not ordinary,
+        nothing is done. Only oneway, as clients ask for it: an answer would have to wait."""
+        cdef Text fields[END_FIELDS]
+        cdef int64_t queue_offset, log_offset
+        cdef int32_t kind
+        cdef Stored stored
+        cdef PinState* pin
+        cdef int i
+        cdef uint8_t body[20]
+        cdef int body_size
+        cdef Queue* queue
+        cdef int64_t op_size
+        if not head.flag & FLAG_ONEWAY or self.ops is None or self.halves is None:
+            return False
+        if not named_fields(head, fields, END_NAMES, END_SIZES, END_FIELDS):
+            return False
+        for i in range(END_FIELDS):
+            if fields[i].escaped:
+                return False
+        if not (
+            need_int64(&fields[1], &queue_offset)
+            and need_int64(&fields[2], &log_offset)
+            and need_int32(&fields[3], &kind)
+        ):
+            return False
+        if fields[0].size == 0 or (kind != COMMITTED and kind != TRANSACTION_BITS):
+            return False
+        queue = self.ops.queue(0)
+        pin = self.log_pins[(log_offset // self.file_bytes) % LOG_PINS] if log_offset >= 0 else NULL
+        if queue == NULL or pin == NULL or pin.at == NULL:
+            return False
+        if log_offset < pin.start or log_offset + MIN_RECORD_BYTES > pin.end:
+            return False
+        if not self.read_stored(
+            log_offset, <int32_t>get32(pin.at + (log_offset - pin.start)), &stored, True
+        ):
+            return False
+        if not is_same(stored.topic, stored.topic_size, self.halves.name):
+            return False
+        if stored.is_immune or stored.is_later or <int64_t>get64(stored.at + 20) != queue_offset:
+            return False
+        if stored.group_size != fields[0].size or memcmp(stored.group, fields[0].at, stored.group_size):
+            return False
+        if not (is_text(&fields[4], &stored) or is_text(&fields[5], &stored)):
+            return False
+        if not self.may_end(queue_offset, log_offset):
+            return False
+        body_size = put_decimal(body, queue_offset)
+        op_size = self.op_size(body_size)
+        if stored.body_size + body_size > self.max_message_bytes:
+            return False
+        if kind == COMMITTED:
+            if not self.put_again(
+                &stored,
+                stored.sys_flag & ~TRANSACTION_BITS | COMMITTED,
+                log_offset,
+                NULL,
+                0,
+                op_size,
+            ):
+                return False
+        elif op_size + BLANK_BYTES > self.log_end - self.write_at or not self.has_pending_room(1, 0):
+            return False
+        self.put_op(queue, body, body_size, op_size)
+        self.ended(queue_offset, self.write_at, kind == COMMITTED)
+        self.kept += 1
+        return True
+
+    cdef int64_t op_size(self, int body_size):
+        return (
+            MIN_RECORD_BYTES + body_size + PyBytes_GET_SIZE(self.ops.name) + OP_TEXT_BYTES
+            + 2 * PyBytes_GET_SIZE(self.store_host) - 16
+        )
+
+    cdef void put_op(self, Queue* queue, Bytes body, int body_size, int64_t size):
+        """The record that says that a half message is over, as broker/half_records.py has it."""
+        cdef Cooked cooked
+        cdef bytes born_host = self.born_host
+        cooked.text = self.scratch
+        memcpy(cooked.text, b"TAGS\x01d\x02", OP_TEXT_BYTES)
+        cooked.size = OP_TEXT_BYTES
+        cooked.tags_code = c"d"
+        cooked.key_count = 0
+        self.born_host = self.store_host
+        self.write(
+            self.ops, self.ops, queue, &cooked, 0, 0, self.now_ms, 0, body, body_size, size
+        )
+        self.born_host = born_host
 
     # ----------------------------------------------------------------------------------- dispatch
 

@@ -164,6 +164,8 @@ class Broker:
         self.expired = Expired(store, now_ms)
         self.pop = Pop(store, self.offsets, watches, now_ms)
         self._revive_topic = names.revive_topic(config.cluster)
+        self.own_topics = frozenset((self._revive_topic, names.OP_TOPIC))
+        """Topics whose messages mean something to this broker when they are stored."""
         self._parts: tuple[Part, ...] = (
             self.delay,
             self.timers,
@@ -269,6 +271,8 @@ class Broker:
                 may_pull = self._is_readable and not self.offsets.resets
                 at = self.store.feed(data, at, born_host, now_ms, may_send, may_pull)
                 frames += hot.frames
+                if hot.take_kept():
+                    self.is_plan_old = True  # something has to come out again
                 replies = hot.take_replies()
                 if replies is not None:
                     out.append(Send(conn, replies))

@@ -51,7 +51,7 @@ class Delay:
     """The delay levels of a broker."""
 
     def __init__(self, config: BrokerConfig, stored: dict[str, Any] | None, now_ms: int) -> None:
-        self._delays_ms = delay_ms_by_level(config.delay_levels)
+        self.delays_ms = delay_ms_by_level(config.delay_levels)
         self.version = DataVersion(timestamp=now_ms)
         self.offsets: dict[int, int] = {}
         """By level: the next unit to deliver."""
@@ -102,13 +102,13 @@ class Delay:
 
     @property
     def max_level(self) -> int:
-        return len(self._delays_ms)
+        return len(self.delays_ms)
 
     def redirect(self, message: NewMessage) -> bool:
         """Send a message with a delay level to its level's queue instead; False if it has none."""
         level = level_of(message)
         kind = message.sys_flag & TRANSACTION_MASK
-        if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self._delays_ms:
+        if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self.delays_ms:
             return False
         text = message.properties
         if level > self.max_level or "TIMER_" in text:
@@ -164,7 +164,7 @@ class Delay:
         if unit is None:
             return None
         due_ms = unit[2]
-        if due_ms > now_ms + self._delays_ms[level - 1]:
+        if due_ms > now_ms + self.delays_ms[level - 1]:
             due_ms = now_ms  # the clock was set back since it was stored
         self._due[level] = due_ms
         return due_ms
@@ -185,10 +185,11 @@ class Delay:
                     due_ms = self._look(broker, level, end, now_ms)
                 if due_ms is None or due_ms > now_ms:
                     break
-                if not self._deliver(broker, level, now_ms):
+                count = self._deliver_simple(broker, level, left, now_ms)
+                if not count and not self._deliver(broker, level, now_ms):
                     self._blocked[level] = now_ms + RETRY_MS
                     break
-                left -= 1
+                left -= count or 1
         self._prove(broker.store, now_ms)
 
     def _prove(self, store: Store, now_ms: int) -> None:
@@ -205,6 +206,25 @@ class Delay:
         if self.offsets != self._safe:
             self._safe, self._proof = dict(self.offsets), None
             store.files.replace(FILE, self.encode())
+
+    def _deliver_simple(self, broker: Broker, level: int, most: int, now_ms: int) -> int:
+        """Messages of a level by the compiled path, until one is not simple; returns how many."""
+        offset, store = self.offsets.get(level, 0), broker.store
+        count = store.deliver_level(names.SCHEDULE_TOPIC, level - 1, offset, most, now_ms)
+        if count:
+            self._delivered_upto = store.max_log_offset
+            self.delivered += count
+            broker.is_plan_old = True
+            self._step(level, count, now_ms)
+        return count
+
+    def _step(self, level: int, count: int, now_ms: int) -> None:
+        """So many units of a level are done with."""
+        self.offsets[level] = self.offsets.get(level, 0) + count
+        self._due.pop(level, None)
+        for _ in range((self._steps + count) // VERSION_STEP - self._steps // VERSION_STEP):
+            self.version = self.version.next(now_ms)
+        self._steps += count
 
     def _deliver(self, broker: Broker, level: int, now_ms: int) -> bool:
         """The message at a level's offset to its real topic; False if the store refused."""
@@ -224,11 +244,10 @@ class Delay:
                     log.warning("delivery refused level=%d offset=%d: %s", level, offset, error)
                     return False
                 self.delivered += 1
-        self.offsets[level] = offset + 1
-        del self._due[level]
-        self._steps += 1
-        if self._steps % VERSION_STEP == 0:
-            self.version = self.version.next(now_ms)
+                if broker.teacher is not None:
+                    broker.teacher.delivered(message)
+                    broker.store.warm_read(names.SCHEDULE_TOPIC, level - 1, offset)
+        self._step(level, 1, now_ms)
         return True
 
 

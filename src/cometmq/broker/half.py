@@ -147,13 +147,23 @@ class Half:
         """
         assert at >= self.offset and not self._marks.has(at), at
         appended = self._put_ended(broker, at, message, now_ms, is_by_producer=True)
-        self._ended_upto = max(self._ended_upto, appended.end_offset)
-        self._marks.mark(at)
-        if message is None:
-            self.rollbacks += 1
-        else:
-            self.commits += 1
+        self.ended(at, appended.end_offset, message is not None)
         return appended
+
+    def may_end(self, at: int, log_offset: int) -> bool:
+        """Whether a half is known to be open without another look; the compiled path asks."""
+        return (
+            log_offset >= self._boot_end and at >= self.offset and not self._marks.has(at)
+        )
+
+    def ended(self, at: int, end_offset: int, is_commit: bool) -> None:
+        """An end was stored."""
+        self._ended_upto = max(self._ended_upto, end_offset)
+        self._marks.mark(at)
+        if is_commit:
+            self.commits += 1
+        else:
+            self.rollbacks += 1
 
     def _put_ended(
         self,

@@ -339,8 +339,8 @@ def _store_one(broker: Broker, call: Call, header: SendHeader, topic: TopicConfi
         raise _refusal(error) from None
     is_prepared = message.topic == names.HALF_TOPIC
     broker.stats.put(message.topic if is_prepared else header.topic, 1, stored.size)
-    if broker.teacher is not None and message.topic == header.topic:
-        broker.teacher.sent(header, topic, queue_id)
+    if broker.teacher is not None:
+        broker.teacher.sent(topic, message)
     ext = {
         **broker.send_ext,
         "msgId": message_id.offset_id(broker.store_host, stored.log_offset),
@@ -390,7 +390,7 @@ def _store_batch(
         return _store_compared(broker, call, header, topic, messages, keys)
     stored = _append_batch(broker, header.topic, messages, now_ms)
     if broker.teacher is not None:
-        broker.teacher.sent(header, topic, queue_id)
+        broker.teacher.sent(topic, messages[-1])
     ids = (message_id.offset_id(broker.store_host, one.log_offset) for one in stored)
     ext = {
         **broker.send_ext,

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING, cast
 
 from cometmq.broker import dedup, names
 from cometmq.broker.filters import Filter, TagFilter
+from cometmq.message import NewMessage
 from cometmq.wire import message_id
 from cometmq.wire.bodies import TopicConfig
 from cometmq.wire.codes import FLAG_RESPONSE, Perm, PullFlag
 from cometmq.wire.frame import JSON, ROCKETMQ, Frame, encode_frame
-from cometmq.wire.headers import PullHeader, SendHeader
+from cometmq.wire.headers import PullHeader
 
 if TYPE_CHECKING:
     from cometmq._fast.hot import Hot, QueueEnds, Traffic
     from cometmq.broker.broker import Broker
 
+MAX_INT32 = 2**31 - 1
 _OPAQUE = 1_234_567_891
 _MARKS = ("@1@", "@2@", "@3@", "@4@")
+_DELAYED, _TIMED, _HALF = 1, 2, 3  # as in _fast/hot.pyx
+_KINDS = {names.SCHEDULE_TOPIC: _DELAYED, names.TIMER_TOPIC: _TIMED, names.HALF_TOPIC: _HALF}
 
 
 class Teacher:
@@ -55,23 +59,76 @@ class Teacher:
             ack_binary=_binary(ack, before="msgId"),
             pull_binary=_binary(pull, before="nextBeginOffset")[1:],
         )
+        config = broker.config
+        self._hot.configure_kinds(
+            delays_ms=list(broker.delay.delays_ms),
+            # Where slots are bounded, how full one is must be asked.
+            takes_timed=config.is_timer_enabled and config.timer_most_per_slot >= MAX_INT32,
+            precision_ms=config.timer_precision_ms,
+            max_delay_ms=config.timer_max_delay_seconds * 1000,
+            takes_halves=not config.rejects_transactions,
+            broker_name=config.name.encode("utf-8"),
+        )
 
-    def sent(self, header: SendHeader, topic: TopicConfig, queue_id: int) -> None:
-        """A send was stored: the next one to this queue needs no more checks."""
-        broker, name = self._broker, header.topic
+    def sent(self, topic: TopicConfig, message: NewMessage) -> None:
+        """A send to this topic was stored, in its queue or in the place where messages of its kind
+        wait: the next one needs no more checks."""
+        broker, name = self._broker, topic.topicName
         if broker.is_born(name) or name.startswith(names.RETRY_PREFIX):
             return
         if dedup.window_ms(topic):
             return  # each message is compared with those before
         if topic.order and not broker.config.permission & Perm.WRITE:
             return
-        ends = broker.store.queue_ends(name, queue_id)
-        if ends is not None:
-            self._hot.learn_queue(
-                name,
-                max(topic.readQueueNums, topic.writeQueueNums),
+        ends = broker.store.queue_ends(message.topic, message.queue_id)
+        if ends is None:
+            return
+        kind = _KINDS.get(message.topic) if message.topic != name else None
+        if kind is None and message.topic != name:
+            return
+        if kind is not None:
+            place = broker.topics.get(message.topic)
+            self._hot.learn_place(
+                kind,
+                1 if place is None else place.writeQueueNums,
                 cast("QueueEnds", ends),
-                cast("Traffic", broker.stats.of_topic(name)),
+                cast("Traffic", broker.stats.of_topic(message.topic)) if kind == _HALF else None,
+            )
+        self._hot.learn_queue(
+            name,
+            max(topic.readQueueNums, topic.writeQueueNums),
+            cast("QueueEnds", ends) if kind is None else None,
+            cast("Traffic", broker.stats.of_topic(name)),
+            may_keep=name not in _KINDS,
+        )
+
+    def delivered(self, message: NewMessage) -> None:
+        """A message that waited was stored in its real place: the next one can go there too."""
+        broker, name = self._broker, message.topic
+        topic = broker.topics.get(name)
+        ends = broker.store.queue_ends(name, message.queue_id)
+        if topic is None or ends is None or name in _KINDS or name in broker.own_topics:
+            return
+        self._hot.learn_queue(
+            name,
+            max(topic.readQueueNums, topic.writeQueueNums),
+            cast("QueueEnds", ends),
+            cast("Traffic", broker.stats.of_topic(name)),
+            is_open=False,
+            is_target=True,
+        )
+
+    def ended(self, log_offset: int) -> None:
+        """A transaction was ended, whose half stands there: so can the next one."""
+        broker = self._broker
+        broker.store.warm_log(log_offset)
+        ends = broker.store.queue_ends(names.OP_TOPIC, 0)
+        if ends is not None and not broker.config.transaction_op_interval_ms:
+            self._hot.learn_ends(
+                cast("QueueEnds", ends),
+                cast("Traffic", broker.stats.of_topic(names.OP_TOPIC)),
+                broker.half.may_end,
+                broker.half.ended,
             )
 
     def pulled(self, header: PullHeader, wants: Filter, offset: int) -> None:

@@ -42,13 +42,14 @@ class TimerCounts:
             except (TypeError, KeyError, ValueError):
                 log.error("timer count skipped topic=%r", topic)
 
-    def add(self, topic: str, change: int, now_ms: int) -> None:
-        count = self.table.get(topic, (0, 0))[0] + change
+    def add(self, topic: str, change: int, now_ms: int, times: int = 1) -> None:
+        """One more or one less of a topic, so many times."""
+        count = self.table.get(topic, (0, 0))[0] + change * times
         if count:
             self.table[topic] = (count, now_ms)
         else:
             self.table.pop(topic, None)
-        self.version = self.version.next(now_ms)
+        self.version = self.version.next(now_ms, times)
         self.file.changed(now_ms)
 
     def encode(self) -> bytes:

@@ -218,13 +218,46 @@ class Timers:
             log.error("timed messages expired unread count=%d", begin - self.queue_offset)
             self.lost += begin - self.queue_offset
             self.queue_offset = begin
-        for _ in range(min(MOST_ENTERED, end - self.queue_offset)):
-            unit = store.unit(names.TIMER_TOPIC, 0, self.queue_offset)
-            if unit is None or not self._enter_one(broker, unit[0], unit[1], now_ms):
-                return
-            self.queue_offset += 1
+        left = min(MOST_ENTERED, end - self.queue_offset)
+        while left:
+            count = self._enter_simple(store, left, now_ms)
+            if not count:
+                unit = store.unit(names.TIMER_TOPIC, 0, self.queue_offset)
+                if unit is None or not self._enter_one(broker, unit[0], unit[1], now_ms):
+                    return
+                store.warm_read(names.TIMER_TOPIC, 0, self.queue_offset)
+                count = 1
+            left -= count
+            self.queue_offset += count
             if self._logged and self.queue_offset >= end:
                 self._logged = set()
+
+    def _enter_simple(self, store: Store, most: int, now_ms: int) -> int:
+        """Messages from the queue into their slots by the compiled path, until one is not simple;
+        returns how many."""
+        if store.hot is None or self._wheel is None:
+            return 0
+        if self._logged or self.queue_offset < self._done_upto:
+            return 0
+        first_ms = self.read_ms + (0 if self._leaving is None else self._precision_ms)
+        done = store.enter_timers(
+            names.TIMER_TOPIC,
+            self.queue_offset,
+            most,
+            now_ms,
+            self._wheel,
+            self._log,
+            first_ms=first_ms,
+            write_ms=max(self._floor(now_ms), first_ms),
+            window_ms=self._window * self._precision_ms,
+        )
+        if done.count:
+            self._safe_from = max(self._safe_from, done.upto)
+            self._last_slot_ms = max(self._last_slot_ms, done.last_ms)
+            self.pending += done.count
+            for topic, count in done.topics:
+                self.counts.add(topic.decode("utf-8"), 1, now_ms, count)
+        return done.count
 
     def _enter_one(self, broker: Broker, log_offset: int, size: int, now_ms: int) -> bool:
         """One message from the queue into its slot, or on if it is late; False if not yet."""
@@ -312,17 +345,47 @@ class Timers:
                     continue
                 leaving = self._leaving = _Leaving(slot)
             while leaving.at >= 0 and units:
-                units -= 1
-                self._read_unit(broker, leaving, now_ms)
+                units -= self._read_simple(broker.store, leaving, units)
+                if leaving.at >= 0 and units:
+                    units -= 1
+                    self._read_unit(broker, leaving, now_ms)
             while leaving.positions and leaving.at < 0 and left:
-                left -= 1
-                if not self._leave_one(broker, leaving, now_ms):
-                    return
-                leaving.positions.pop()
+                count = self._leave_simple(broker, leaving, left, now_ms)
+                if not count:
+                    if not self._leave_one(broker, leaving, now_ms):
+                        return
+                    count = 1
+                left -= count
+                del leaving.positions[-count:]
             if leaving.at < 0 and not leaving.positions:
                 self._leaving = None
                 self.read_ms += self._precision_ms
                 self.pending -= leaving.slot.count
+
+    def _read_simple(self, store: Store, leaving: _Leaving, most: int) -> int:
+        """Steps back in a slot's chain by the compiled path, up to one that is not simple; returns
+        how many."""
+        found = self._log.file_of(leaving.at)
+        if store.hot is None or found is None:
+            return 0
+        before = len(leaving.positions)
+        leaving.at = store.hot.timer_chain(*found, leaving.at, most, leaving.positions)
+        return len(leaving.positions) - before
+
+    def _leave_simple(self, broker: Broker, leaving: _Leaving, most: int, now_ms: int) -> int:
+        """Messages of a slot to their real topics by the compiled path, until one is not simple;
+        returns how many."""
+        if broker.store.hot is None or leaving.deleted:
+            return 0
+        done = broker.store.deliver_timed(self._log, leaving.positions, most, now_ms)
+        if done.count:
+            self._is_refused = False
+            self._safe_from = max(self._safe_from, done.upto)
+            self.delivered += done.count
+            broker.is_plan_old = True
+            for topic, count in done.topics:
+                self.counts.add(topic.decode("utf-8"), -1, now_ms, count)
+        return done.count
 
     def _read_unit(self, broker: Broker, leaving: _Leaving, now_ms: int) -> None:
         """One step back in a slot's chain."""
@@ -398,6 +461,9 @@ class Timers:
             return False
         self._is_refused = False
         self._safe_from = max(self._safe_from, done.end_offset)
+        if broker.teacher is not None:
+            broker.teacher.delivered(message)
+            broker.store.warm_log(log_offset)
         if is_rolled:
             self._enter_upto = done.queue_offset + 1
         self.delivered += not is_rolled

@@ -71,6 +71,10 @@ def _end(broker: Broker, call: Call, header: EndTransactionHeader) -> Reply | No
         appended = broker.half.end(broker, at, message, call.now_ms)
     except StoreError as error:
         raise _refusal(error) from None
+    if broker.teacher is not None:
+        broker.teacher.ended(stored.log_offset)
+        if message is not None:
+            broker.teacher.delivered(message)
     return broker.acknowledge(call, Reply(), appended.end_offset, topic, text=stored.properties)
 
 

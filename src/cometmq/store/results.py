@@ -7,10 +7,23 @@ holds an answer holds no part of the store.
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
 from cometmq.store.recovery import Recovered
+
+
+class Entered(NamedTuple):
+    """Timed messages that compiled code has put into the wheel, or into their real topics."""
+
+    count: int
+    last_ms: int
+    """The latest slot; -1 if none."""
+    upto: int
+    """Where the last of their records ends in the log."""
+    topics: list[tuple[bytes, int]]
+    """Their real topics, and how many of each."""
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):

@@ -13,8 +13,9 @@ thread. All time comes in as now_ms.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cometmq.errors import MessageIllegal, StoreBusy, StoreFull, StoreReadOnly
 from cometmq.message import NewMessage, StoredMessage
@@ -31,13 +32,16 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.reading import Reading
 from cometmq.store.recovery import Recovery
-from cometmq.store.results import Appended, Fetched, FoundByKey, StoreStats
+from cometmq.store.results import Appended, Entered, Fetched, FoundByKey, StoreStats
 from cometmq.store.retention import CleanReport
+from cometmq.store.timer_log import TimerLog
+from cometmq.store.timer_wheel import TimerWheel
 from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Encoded, Scan, prepare
 
 if TYPE_CHECKING:
-    from cometmq._fast.hot import Hot
+    from cometmq._fast.hot import Hot, LogPlace
+    from cometmq._fast.hot import QueueEnds as HotEnds
 
 log = logging.getLogger("cometmq.store")
 
@@ -250,6 +254,7 @@ class Store:
                 before if log.staging is None else log.committed_at,
                 files[0].start if files else before,
                 store_ms,
+                now_ms,
                 born_host,
                 allowed,
             )
@@ -257,6 +262,99 @@ class Store:
             if hot.write_at != before:
                 log.write_at = hot.write_at
                 self._last_store_ms = store_ms
+
+    def deliver_level(self, topic: str, queue_id: int, offset: int, most: int, now_ms: int) -> int:
+        """Let compiled code store messages of a delay level once more, in their real places, from
+        `offset` on, as long as they are due and it is simple; returns how many."""
+        ends = self.queue_ends(topic, queue_id)
+        if self.hot is None or ends is None or not self.is_writable:
+            return 0
+        place = self._log_place(now_ms)
+        try:
+            return self.hot.deliver_level(cast("HotEnds", ends), offset, most, place)
+        finally:
+            self._note_written(place)
+
+    def enter_timers(
+        self,
+        topic: str,
+        offset: int,
+        most: int,
+        now_ms: int,
+        wheel: TimerWheel,
+        timers: TimerLog,
+        *,
+        first_ms: int,
+        write_ms: int,
+        window_ms: int,
+    ) -> Entered:
+        """Let compiled code put messages of the timers' queue into the wheel, from `offset` on, as
+        long as it is simple."""
+        ends, tail = self.queue_ends(topic, 0), timers.tail()
+        if self.hot is None or ends is None or tail is None:
+            return Entered(0, -1, 0, [])
+        buffer, begin, limit = tail
+        runs: list[tuple[bytes, int]] = []
+        count, last_ms, upto = self.hot.enter_timers(
+            cast("HotEnds", ends),
+            offset,
+            most,
+            self._log_place(now_ms),
+            wheel.buffer,
+            wheel.slots,
+            wheel.precision_ms,
+            buffer,
+            begin,
+            timers.end,
+            limit,
+            first_ms,
+            write_ms,
+            window_ms,
+            runs,
+        )
+        if count:
+            wheel.is_dirty = True
+            timers.grown(count)
+        return Entered(count, last_ms, upto, runs)
+
+    def deliver_timed(
+        self, timers: TimerLog, positions: array[int], most: int, now_ms: int
+    ) -> Entered:
+        """Let compiled code store the messages of these units once more, in their real places, the
+        last first, as long as it is simple."""
+        found = timers.file_of(positions[-1])
+        if self.hot is None or found is None or not self.is_writable:
+            return Entered(0, -1, 0, [])
+        place = self._log_place(now_ms)
+        runs: list[tuple[bytes, int]] = []
+        try:
+            count = self.hot.deliver_timed(*found, positions, most, place, runs)
+        finally:
+            self._note_written(place)
+        return Entered(count, -1, self._log.write_at, runs)
+
+    def _log_place(self, now_ms: int) -> LogPlace:
+        """Where compiled code finds the log."""
+        log = self._log
+        before = log.write_at
+        files = log.segments.items
+        return (
+            log.tail_view,
+            log.tail_begin,
+            log.tail_end,
+            before,
+            before if log.staging is None else log.committed_at,
+            files[0].start if files else before,
+            max(now_ms, self._last_store_ms),
+            now_ms,
+        )
+
+    def _note_written(self, place: LogPlace) -> None:
+        """What was done is done, whatever comes after it."""
+        assert self.hot is not None
+        if self.hot.write_at != place[3]:
+            self._log.write_at = self.hot.write_at
+            self._last_store_ms = place[6]
 
     def fold(self) -> tuple[int, int, int, int, int, int]:
         """Add to our counters what the compiled path has counted since; returns that."""
@@ -297,10 +395,14 @@ class Store:
             return
         queue.warm_read(offset)
         for log_offset in {queue.unit(offset)[0], queue.ends.log_end - 1}:
-            segment = self._log.segments.find(log_offset)
-            pin = None if segment is None else segment.pin()
-            if pin is not None:
-                self.hot.learn_log_file(pin)
+            self.warm_log(log_offset)
+
+    def warm_log(self, log_offset: int) -> None:
+        """Let compiled code read the file of this record."""
+        segment = self._log.segments.find(log_offset)
+        pin = None if segment is None else segment.pin()
+        if self.hot is not None and pin is not None:
+            self.hot.learn_log_file(pin)
 
     def watch(self, topic: str, queue_id: int, is_watched: bool) -> None:
         """Whether somebody waits for messages of this queue; dispatch tells of no others."""

@@ -111,6 +111,28 @@ class TimerLog:
         self.end = position + UNIT_BYTES
         return position
 
+    def tail(self) -> tuple[memoryview, int, int] | None:
+        """The file that units are added to, its first byte and where its units must end; None
+        if the next unit needs another file."""
+        segment = self._segments.find(self.end)
+        if segment is None or self.end - segment.start >= self._most:
+            return None
+        return segment.buffer, segment.start, segment.start + self._most
+
+    def grown(self, count: int) -> None:
+        """So many units were written into the tail by compiled code."""
+        segment = self._segments.find(self.end)
+        assert segment is not None, self.end
+        self._dirty[segment] = None
+        self.end += count * UNIT_BYTES
+
+    def file_of(self, position: int) -> tuple[memoryview, int, int] | None:
+        """The file that holds a unit, its first byte and where its units end."""
+        segment = self._segments.find(position)
+        if segment is None:
+            return None
+        return segment.buffer, segment.start, min(self.end, segment.start + self._most)
+
     def unit(self, position: int) -> Unit | None:
         """The unit at a position; None if none is there."""
         segment = self._segments.find(position)

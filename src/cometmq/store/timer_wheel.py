@@ -50,6 +50,11 @@ class TimerWheel:
         self.precision_ms = precision_ms
         self.is_dirty = False
 
+    @property
+    def buffer(self) -> memoryview:
+        """For compiled code."""
+        return self._buffer
+
     def get(self, time_ms: int) -> Slot | None:
         """The slot of a time; None if nothing was put there for it."""
         number = time_ms // self.precision_ms

@@ -44,8 +44,8 @@ class DataVersion(msgspec.Struct, frozen=True):
     stateVersion: Int64 = 0
     timestamp: Int64 = 0
 
-    def next(self, now_ms: int) -> DataVersion:
-        return DataVersion(self.counter + 1, self.stateVersion, now_ms)
+    def next(self, now_ms: int, steps: int = 1) -> DataVersion:
+        return DataVersion(self.counter + steps, self.stateVersion, now_ms)
 
 
 class TopicConfig(msgspec.Struct, frozen=True, gc=False):
