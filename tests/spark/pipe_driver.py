@@ -1,13 +1,13 @@
 """A driver program for the tests that kill it: one topic to three places, exactly once each.
 
-    python pipe_driver.py NAMESRV FROM TO FOLDER
+    python pipe_driver.py NAMESRV FROM TO FOLDER QUERY...
 
     topic      our source to our sink
     files      our source to Spark's own Parquet sink
     foreach    our source to a folder of Parquet a batch, overwritten if the batch comes again
 
-FOLDER/hold may have a file `NAME.POINT`: there that query stops, says so by a file `held`, and waits
-to be killed. Points, in the order of a micro-batch:
+FOLDER/hold may have a file `NAME.POINT`: there that query stops, says so by a file `held`, and
+waits to be killed. Points, in the order of a micro-batch:
 
     latest     asked for the next offsets (all before is committed), nothing written yet
     planned    offsets are in the checkpoint, no task has begun
@@ -99,7 +99,7 @@ class HeldDataSource(RocketMQDataSource):
         return held
 
 
-def main(namesrv: str, source: str, target: str, folder: str) -> None:
+def main(namesrv: str, source: str, target: str, folder: str, *wanted: str) -> None:
     spark = cometmq.spark.session("pipe", master="local[2,4]", quiet=True)
     spark.dataSource.register(HeldDataSource)
 
@@ -113,8 +113,19 @@ def main(namesrv: str, source: str, target: str, folder: str) -> None:
         return reader.option("maxOffsetsPerTrigger", str(ROWS_OF_A_BATCH)).load()
 
     def begin(name: str, writer: Any) -> Any:
-        writer = writer.option("checkpointLocation", f"{folder}/checkpoint-{name}")
-        return writer.queryName(name).trigger(availableNow=True).start()
+        """One after the other: Spark gives the process of a source 10 s to start, which many at
+        once do not manage on a busy machine."""
+        checkpoint = f"{folder}/checkpoint-{name}"
+        writer = writer.option("checkpointLocation", checkpoint)
+        for _ in range(6):
+            query = writer.queryName(name).trigger(availableNow=True).start()
+            while query.isActive and not query.recentProgress:
+                if Path(f"{folder}/hold/held").exists():
+                    time.sleep(600)
+                time.sleep(0.05)
+            if query.exception() is None or "connect back" not in str(query.exception()):
+                break
+        return query
 
     def overwrite(frame: Any, number: int) -> None:
         stop_at(hold("foreach"), "before")
@@ -127,12 +138,12 @@ def main(namesrv: str, source: str, target: str, folder: str) -> None:
     to_topic = to_topic.option("namesrv", namesrv).option("topic", target)
     to_files = rows("files").select(*columns).writeStream.format("parquet")
     to_each = rows("foreach").select(*columns).writeStream.foreachBatch(overwrite)
-    queries = [
-        begin("topic", to_topic),
-        begin("files", to_files.option("path", f"{folder}/files")),
-        begin("foreach", to_each),
-    ]
-    for query in queries:
+    writers = {
+        "topic": to_topic,
+        "files": to_files.option("path", f"{folder}/files"),
+        "foreach": to_each,
+    }
+    for query in [begin(name, writers[name]) for name in wanted]:
         query.awaitTermination()
     spark.stop()
 

@@ -34,10 +34,10 @@ from cometmq.broker.state import StateFile
 from cometmq.config import BrokerConfig
 from cometmq.errors import RequestRefused, StoreCorrupt
 from cometmq.ports import Out
+from cometmq.requests import Call, Reply
 from cometmq.store.results import Appended
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
-from cometmq.requests import Call, Reply
 from cometmq.wire import properties
 from cometmq.wire.codes import ResponseCode
 from cometmq.wire.headers import EndProducersHeader
@@ -147,7 +147,8 @@ class Sequences:
             forgotten = {str(name): int(at) for name, at in stored["forgotten"].items()}
             table: OrderedDict[_Key, Last] = OrderedDict()
             ended = OrderedDict(
-                ((str(topic), str(writer)), int(ms)) for topic, writer, ms in stored.get("ended", ())
+                ((str(topic), str(writer)), int(ms))
+                for topic, writer, ms in stored.get("ended", ())
             )
             for topic, queue_id, producer, batch, n, queue_offset, log_offset, ms in stored["keys"]:
                 last = Last(int(batch), int(n), int(queue_offset), int(log_offset), 0, int(ms))

@@ -125,6 +125,7 @@ def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
         or message.sharding_key
         or message.delay_level
         or message.deliver_at is not None
+        or message.ttl is not None
         or not message.waits_for_storage
         or type(keys) is not str
         or "\x01" in keys

@@ -15,7 +15,7 @@ from cometmq.spark.options import Option, boolean, integer, one_of, parse, size_
 from cometmq.spark.tls import TLS_OPTIONS, Access, access_of
 
 WHAT = "the rocketmq sink"
-SPARKS_OWN = frozenset(("checkpointlocation", "path"))
+SPARKS_OWN = frozenset(("checkpointlocation", "path", "queryname"))
 """What Spark hands to every sink and means for itself."""
 _WRITER_ID = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
