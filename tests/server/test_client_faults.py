@@ -16,10 +16,8 @@ import itertools
 import logging
 import os
 import random
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -39,10 +37,10 @@ from cometmq.client.sending import Sending
 from cometmq.errors import CometError, SendFailed, Unreachable
 from cometmq.message import Message, SendResult
 from cometmq.testing import LocalBroker, Proxy
-from cometmq.testing.background import Background
 from cometmq.wire.codes import RequestCode
-from cometmq.wire.frame import Frame, FrameReader
+from cometmq.wire.frame import Frame
 from programs import Program, read_queue
+from relays import Relay, make_certificate
 
 QUEUES = 4
 FAULTS = ("delay", "stall", "cut", "refuse")
@@ -624,87 +622,10 @@ def test_a_half_open_connection_times_out_by_name_and_recovers(
 # ------------------------------------------------------------------------------- TLS and signatures
 
 
-class Relay:
-    """Carries connections from 127.0.0.2 to a server; may end TLS, and reads the requests."""
-
-    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self._tls = tls
-        self.address = f"127.0.0.2:{port}"
-        self.frames: list[Frame] = []
-
-    def __enter__(self) -> Relay:
-        self._background = Background("relay")
-        self._background.run(self._begin())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._background.run(self._end())
-        self._background.close()
-
-    async def _begin(self) -> None:
-        self._links: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(
-            self._link, "127.0.0.2", self._port, ssl=self._tls
-        )
-
-    async def _end(self) -> None:
-        self._server.close()
-        for link in list(self._links):
-            link.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
-
-    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._links.add(task)
-        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-        try:
-            ways = [
-                asyncio.create_task(self._carry(reader, far_writer, FrameReader())),
-                asyncio.create_task(self._carry(far_reader, writer, None)),
-            ]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            for one in (writer, far_writer):
-                one.transport.abort()
-            self._links.discard(task)
-
-    async def _carry(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, frames: FrameReader | None
-    ) -> None:
-        while data := await source.read(65536):
-            if frames is not None:
-                self.frames += frames.feed(data)
-            sink.write(data)
-            await sink.drain()
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two that know nothing of each other; key and certificate in one file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl binary to make a certificate with")
-    made = []
-    for name in ("one", "two"):
-        path = tmp_path_factory.mktemp("tls") / f"{name}.pem"
-        command = [openssl, "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"]
-        command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", f"/CN={name}"]
-        command += ["-addext", "subjectAltName=IP:127.0.0.2"]
-        command += ["-keyout", str(path), "-out", f"{path}.crt"]
-        subprocess.run(command, check=True, capture_output=True)
-        path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
-        made.append(path)
-    return made
+    return [make_certificate(tmp_path_factory.mktemp("tls"), name) for name in ("one", "two")]
 
 
 def test_tls_works_and_a_failure_names_tls_and_the_address(certificates: list[Path]) -> None:

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from cometmq import _fast
+from cometmq.broker.broker import Broker
 from cometmq.client.remote import Remote
 from cometmq.errors import (
     ConfigError,
@@ -28,6 +29,7 @@ from cometmq.errors import (
     UsageError,
 )
 from cometmq.nameserver.nameserver import NameServer
+from cometmq.ports import Out
 from cometmq.store.files import RealFiles
 from cometmq.testing import LocalBroker
 from cometmq.testing.memory import MemoryFiles
@@ -119,6 +121,30 @@ def test_a_restart_keeps_messages_and_ports(kind: str | None, kill: bool, tmp_pa
             assert send(remote, "orders", b"next").ext["queueOffset"] == "300"
         if broker.store_path is not None:
             assert (broker.store_path / "abort").exists()
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_broker_that_was_stopped_does_nothing_any_more(
+    kill: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are the next one's: a tick of it would clean them away."""
+    ticked: list[Broker] = []
+    tick = Broker.tick
+
+    def noted(self: Broker, now_ms: int, out: Out) -> None:
+        ticked.append(self)
+        tick(self, now_ms, out)
+
+    monkeypatch.setattr(Broker, "tick", noted)
+    with LocalBroker(store="memory", settings=SMALL) as broker:
+        with Remote(broker.broker_address) as remote:
+            assert send(remote, "orders", b"x").code == 0
+            broker.restart(kill=kill)
+            stopped = ticked[0]
+            ticked.clear()
+            time.sleep(1.2)  # it ticks every 0.2 s or so
+        assert ticked
+        assert stopped not in ticked
 
 
 def test_kill_leaves_what_a_killed_process_leaves(tmp_path: Path) -> None:

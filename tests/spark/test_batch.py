@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -286,3 +286,23 @@ def test_secrets_are_in_no_plan_and_no_error(
     with pytest.raises(PySparkException) as failed:
         read(topic="no-such-topic", **keys).count()
     assert "VERY" not in str(failed.value)
+
+
+def test_a_range_is_the_same_whenever_it_is_read(spark: Any) -> None:
+    """Messages that are past their TTL included: a batch that is replayed must not lack rows."""
+    with LocalBroker(store="memory") as broker:
+        broker.create_topic("t", 1)
+        with Producer("p", namesrv=broker.namesrv) as producer:
+            for number in range(300):
+                life = timedelta(seconds=5) if 50 <= number < 250 else None
+                producer.send(Message("t", str(number).encode(), ttl=life))
+        reader = spark.read.format("rocketmq").option("namesrv", broker.namesrv)
+        frame = reader.option("topic", "t").option("pullBatchSize", "32").load()
+        rows = frame.select("queue_offset", "body").rdd
+        before = rows.collect()
+        broker.move_clock(60)
+        assert [int(row.body) for row in before] == list(range(300))
+        assert rows.collect() == before
+        with PullConsumer("g", namesrv=broker.namesrv) as consumer:
+            queue = MessageQueue("t", broker.broker_name, 0)
+            assert [one.body for one in consumer.pull(queue, 50).messages[:1]] == [b"250"]

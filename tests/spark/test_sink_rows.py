@@ -443,7 +443,9 @@ def test_options_that_are_wrong(given: dict[str, str], part: str) -> None:
 def test_a_name_server_is_needed_and_sparks_own_options_pass() -> None:
     with pytest.raises(UsageError, match="namesrv"):
         SinkOptions.read({"topic": "t"})
-    assert SinkOptions.read({"NAMESRV": "a:1", "checkpointLocation": "/x", "path": "t"})
+    assert SinkOptions.read(
+        {"NAMESRV": "a:1", "checkpointLocation": "/x", "path": "t", "queryName": "q"}
+    )
 
 
 def test_secrets_are_in_no_text() -> None:

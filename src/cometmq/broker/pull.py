@@ -184,7 +184,7 @@ def run(broker: Broker, call: Call, wants: Filter, now_ms: int, *, may_hold: boo
         accept(broker, wants),
         wants.max_scan,
         now_ms,
-        sees_stale=header.consumerGroup == names.TOOLS_GROUP,
+        sees_stale=bool(header.withExpired) or header.consumerGroup == names.TOOLS_GROUP,
     )
     status = fetched.status
     if status in (FetchStatus.NO_MESSAGE_IN_QUEUE, FetchStatus.NO_MATCHED_LOGIC_QUEUE):

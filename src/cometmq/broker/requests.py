@@ -28,6 +28,7 @@ from cometmq.broker import (
     reply,
     retry,
     send,
+    sequences,
     status,
     transaction,
 )
@@ -78,6 +79,7 @@ TABLE: dict[int, Entry[Broker]] = {
     C.PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
     C.LITE_PULL_MESSAGE: Entry(pull.pull, h.PullHeader),
     C.CONSUMER_SEND_MSG_BACK: Entry(retry.send_back, h.SendBackHeader),
+    C.END_PRODUCERS: Entry(sequences.end_producers, _named(h.EndProducersHeader)),
     C.RECALL_MESSAGE: Entry(recall.recall, _named(h.RecallHeader)),
     C.END_TRANSACTION: Entry(transaction.end_transaction, _named(h.EndTransactionHeader)),
     C.RESUME_CHECK_HALF_MESSAGE: Entry(transaction.resume_checks, _named(h.ResumeChecksHeader)),

@@ -12,6 +12,11 @@ Counted is what a client addressed: a delayed or timed message by its real topic
 of our own making (their delivery, retries, dead letters) never are, and neither is what a consumer
 sends to a retry topic. A producer that was idle for `producerSequenceHours` is forgotten; one too
 many is refused, because forgetting another one could store its messages twice.
+
+Producers whose names begin with the same word, up to a dot, belong to one writer: `job-7.0.x` and
+`job-7.1.x` to `job-7`. A writer that will never send again says so (END_PRODUCERS), and its many
+producers become one line: it has ended. What comes of it later, from a task that nobody waits for
+any more, is refused.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from cometmq.broker.state import StateFile
 from cometmq.config import BrokerConfig
 from cometmq.errors import RequestRefused, StoreCorrupt
 from cometmq.ports import Out
+from cometmq.requests import Call, Reply
 from cometmq.store.results import Appended
 from cometmq.store.state_files import load_state
 from cometmq.store.store import Store
 from cometmq.wire import properties
 from cometmq.wire.codes import ResponseCode
+from cometmq.wire.headers import EndProducersHeader
 from cometmq.wire.record import Scan
 
 if TYPE_CHECKING:
@@ -46,9 +53,12 @@ MARK = NAME + properties.NAME_END
 FILE = "config/producerSequences.json"
 SAVE_MS = 5_000
 MOST_UNREAD_BYTES = 64 * 1024 * 1024  # of log behind the file; more is read at start in a second
+MOST_ENDED = 10_000  # writers; the first one is forgotten for one more
+ENDED_HOURS = 24  # tasks of a job that has ended may still try for so long
 _HOUR_MS = 3_600_000
 _MAX_I64 = 2**63 - 1
 _FORM = re.compile(r"([A-Za-z0-9_.-]{1,127}) ([0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
+_WRITER = re.compile(r"[A-Za-z0-9_-]{1,127}", re.ASCII)
 _OF_A_COPY = (properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.TIMER_ROLL_TIMES)
 _WAITING = frozenset((names.SCHEDULE_TOPIC, names.TIMER_TOPIC))
 _NEVER_COUNTED = (names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)
@@ -84,6 +94,8 @@ class Sequences:
         self._limit = config.max_producer_sequences
         self._idle_ms = config.producer_sequence_hours * _HOUR_MS
         self._table: OrderedDict[_Key, Last] = OrderedDict()  # the longest unused first
+        self._ended: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """By topic and writer: when it was told. The oldest first."""
         self._proven = ProvenFile(FILE, self._encode, SAVE_MS)
         self.files: list[StateFile] = [self._proven.file]
         self._recover(store)
@@ -101,7 +113,8 @@ class Sequences:
             [*key, one.batch, one.n, one.queue_offset, one.log_offset, one.used_ms]
             for key, one in self._table.items()
         ]
-        return msgspec.json.encode({"upto": upto, "forgotten": {}, "keys": keys})
+        ended = [[*which, ms] for which, ms in self._ended.items()]
+        return msgspec.json.encode({"upto": upto, "forgotten": {}, "keys": keys, "ended": ended})
 
     def _recover(self, store: Store) -> None:
         """The file, then what the log holds beyond it."""
@@ -133,13 +146,17 @@ class Sequences:
             upto = int(stored["upto"])
             forgotten = {str(name): int(at) for name, at in stored["forgotten"].items()}
             table: OrderedDict[_Key, Last] = OrderedDict()
+            ended = OrderedDict(
+                ((str(topic), str(writer)), int(ms))
+                for topic, writer, ms in stored.get("ended", ())
+            )
             for topic, queue_id, producer, batch, n, queue_offset, log_offset, ms in stored["keys"]:
                 last = Last(int(batch), int(n), int(queue_offset), int(log_offset), 0, int(ms))
                 table[str(topic), int(queue_id), str(producer)] = last
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.error("%s is not as expected: the log is read instead: %r", FILE, error)
             return -1, {}
-        self._table = table
+        self._table, self._ended = table, ended
         return upto, forgotten
 
     def _read(self, store: Store, begin: int, forgotten: dict[str, int]) -> None:
@@ -148,6 +165,8 @@ class Sequences:
                 continue
             place, run = addressed(found), _parse(properties.get(found.properties, NAME) or "")
             if place is None or run is None or found.log_offset < forgotten.get(place[0], 0):
+                continue
+            if (place[0], _writer(run.producer)) in self._ended:
                 continue
             last = Last(run.batch, run.n, found.queue_offset, found.log_offset, 0, found.store_ms)
             self._table[*place, run.producer] = last
@@ -162,6 +181,8 @@ class Sequences:
         if last is not None and last.used_ms + self._idle_ms < now_ms:
             del self._table[key]
             last = None
+        if last is None and self._ended:
+            self._check_ended(topic, run.producer, now_ms)
         expected = 0
         if last is not None:
             if run.batch < last.batch:
@@ -221,12 +242,39 @@ class Sequences:
     def forget_topic(self, topic: str, log_end: int, now_ms: int) -> None:
         """A topic is deleted; what the log still holds of it does not count."""
         gone = [key for key in self._table if key[0] == topic]
-        if not gone:
+        ended = [which for which in self._ended if which[0] == topic]
+        if not gone and not ended:
             return
         for key in gone:
             del self._table[key]
+        for which in ended:
+            del self._ended[which]
         self._proven.amend(lambda raw: _without(raw, topic, log_end), now_ms)
         self._proven.changed()
+
+    def end(self, topic: str, writer: str, now_ms: int) -> int:
+        """This writer sends nothing any more; returns how many of its producers are forgotten."""
+        gone = [key for key in self._table if key[0] == topic and _writer(key[2]) == writer]
+        for key in gone:
+            del self._table[key]
+        self._ended[topic, writer] = now_ms
+        self._ended.move_to_end((topic, writer))
+        if len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+        self._proven.changed()
+        return len(gone)
+
+    def _check_ended(self, topic: str, producer: str, now_ms: int) -> None:
+        ended = self._ended
+        while ended and next(iter(ended.values())) + ENDED_HOURS * _HOUR_MS < now_ms:
+            ended.popitem(last=False)
+        writer = _writer(producer)
+        if (topic, writer) in ended:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"sequence ended: writer {writer!r} has said that it sends nothing any more to "
+                f"{topic!r}; a new one needs a name of its own",
+            )
 
     # ------------------------------------------------------------------------------------ the turn
 
@@ -250,8 +298,31 @@ def _without(raw: bytes, topic: str, log_end: int) -> bytes:
     """The file's text, as if nobody had ever sent to a topic up to there in the log."""
     told = msgspec.json.decode(raw)
     told["keys"] = [key for key in told["keys"] if key[0] != topic]
+    told["ended"] = [one for one in told["ended"] if one[0] != topic]
     told["forgotten"][topic] = log_end
     return msgspec.json.encode(told)
+
+
+def end_producers(broker: Broker, call: Call) -> Reply:
+    """9001: the producers of one writer have sent their last."""
+    header: EndProducersHeader = call.header
+    if not _WRITER.fullmatch(header.writer):
+        raise RequestRefused(
+            ResponseCode.INVALID_PARAMETER,
+            f"writer {header.writer[:160]!r} must be 1 to 127 of A-Z a-z 0-9 _ -: what the names "
+            "of its producers have before their first dot",
+        )
+    if broker.topics.get(header.topic) is None:
+        raise RequestRefused(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic {header.topic!r} does not exist on {broker.config.name}",
+        )
+    forgotten = broker.sequences.end(header.topic, header.writer, call.now_ms)
+    return Reply(ext={"forgotten": str(forgotten)})
+
+
+def _writer(producer: str) -> str:
+    return producer.partition(".")[0]
 
 
 # ---------------------------------------------------------------------------------------- messages

@@ -102,6 +102,7 @@ class Driver:
         self._log_worker = Worker("cometmq-flush", self._loop)
         self._state_worker = Worker("cometmq-state", self._loop)
         self._is_stopping = False
+        self._is_closed = False
         self._is_settle_due = False
         self._reads = 0  # since a settle became due
         self._alone = 0  # settles in a row that were due to one read
@@ -145,6 +146,11 @@ class Driver:
         await asyncio.sleep(0)
         for connection in list(self._connections.values()):
             connection.transport.abort()
+        # Connections that end and flushes that are done tell us so later than this. A closed core
+        # must not hear of it and go on: the files may be another broker's now.
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self.core.close(self.clock())
 
     def figures(self) -> dict[str, int]:
@@ -227,6 +233,8 @@ class Driver:
         connection.go_on()
 
     def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()  # called without it: else it would go on by itself, beyond stop
         self._timer = None
         self._timer_ms = NEVER_MS
         now_ms = self.clock()
@@ -260,6 +268,8 @@ class Driver:
 
     def settle(self, now_ms: int) -> None:
         """End a turn: the core settles, and what it asked for is carried out whatever happened."""
+        if self._is_closed:
+            return
         self.now_ms = now_ms
         self._is_settle_due = False
         try:
@@ -326,6 +336,8 @@ class Driver:
 
         def done(reason: str | None) -> None:
             now_ms = self.clock()
+            if self._is_closed:
+                return
             if reason is None:
                 self.core.flushed(effect.kind, now_ms, self._out)
             else:
@@ -340,6 +352,8 @@ class Driver:
 
         def done(reason: str | None) -> None:
             now_ms = self.clock()
+            if self._is_closed:
+                return
             self.core.saved(effect.name, reason, now_ms, self._out)
             self.settle(now_ms)
 
@@ -359,6 +373,8 @@ class Driver:
                 )
         except (OSError, ValueError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
+            if self._is_closed:
+                return
             self.core.dial_failed(address, reason, self.clock(), self._out)
             self.drain()
 
@@ -390,6 +406,8 @@ class Driver:
     def forget(self, connection: _Connection) -> None:
         if self._connections.pop(connection.id, None) is not None:
             self.stats.connections = len(self._connections)
+            if self._is_closed:
+                return
             now_ms = self.clock()
             self.core.closed(connection.id, now_ms, self._out)
             self.settle(now_ms)

@@ -159,6 +159,7 @@ class PullRequest:
                 sysFlag=PullFlag.SUBSCRIPTION,
                 subscription=wanted.text,
                 expressionType=wanted.kind,
+                withExpired=True,
             )
         )
         # The frame is made once by the codec itself, with numbers that stand for those to come.

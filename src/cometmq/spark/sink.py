@@ -9,7 +9,8 @@ Who writes what (see sink_task.py for the numbers, sink_place.py for the queues)
     writeStream                         query id (+ writerId), batch id of the query, partition
     write in foreachBatch, writerId     the same; without writerId as below
     write with writerId and batchId     writerId, batchId, partition: a job that is run again
-    write                               an id made for this job: its tasks may be run again
+    write                               an id made for this job: its tasks may be run again; when
+                                        it has ended, the brokers are told (sink_end.py)
 
 What must hold: the rows of a task that is run again are the same, in the same order and in the
 same partition. Sources with offsets (ours, Kafka's, files) and row by row work on them give that.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ from pyspark.sql.datasource import (
 from cometmq.errors import UsageError
 from cometmq.spark import sink_bad
 from cometmq.spark.sink_columns import check_schema
+from cometmq.spark.sink_end import end_job
 from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_send import TaskSender
 from cometmq.spark.sink_task import Identity, Task
@@ -67,6 +69,7 @@ class SinkCommit(WriterCommitMessage):
     is_sequenced: bool
     bad: int
     bad_file: sink_bad.BadFile | None
+    topics: tuple[str, ...]
 
 
 def batch_writer(
@@ -119,6 +122,7 @@ class _Writer:
             totals.is_sequenced,
             bad,
             file,
+            task.topics,
         )
 
     def _commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -198,9 +202,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._commit(messages)
+        self._end(messages, ())
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._abort(messages)
+        # Of a task that failed nobody knows where its rows went, but for the option.
+        self._end(messages, filter(None, [self._options.topic]))
+
+    def _end(self, messages: list[WriterCommitMessage | None], more: Iterable[str]) -> None:
+        if self._options.writer_id is not None:
+            return  # it may come again
+        done = [one for one in messages if isinstance(one, SinkCommit)]
+        if done and not any(one.is_sequenced for one in done):
+            return
+        end_job(self._options, self._job, {*more, *(topic for one in done for topic in one.topics)})
 
 
 def _context() -> TaskContext:

@@ -104,6 +104,11 @@ class Task:
                 self._bad.discard()
             raise
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Those that rows were for, so far."""
+        return tuple(self._layouts)
+
     def _send_ready(self) -> None:
         ready, self._ready = self._ready, []
         self._sender.put(ready)

@@ -187,6 +187,8 @@ class PullHeader(msgspec.Struct, gc=False, frozen=True):
     subscription: str | None = None
     expressionType: str | None = None
     maxMsgBytes: Int32 | None = None
+    withExpired: bool | None = None
+    """CometMQ's own: also what is past its TTL, so that a range of offsets always is the same."""
 
 
 class PullResponse(msgspec.Struct, gc=False, frozen=True):
@@ -340,6 +342,13 @@ class PollingInfoHeader(msgspec.Struct, gc=False, frozen=True):
     consumerGroup: str
     topic: str
     queueId: Int32
+
+
+class EndProducersHeader(msgspec.Struct, gc=False, frozen=True):
+    """9001, CometMQ's own: `writer` is what the names of its producers begin with."""
+
+    topic: str
+    writer: str
 
 
 class RecallHeader(msgspec.Struct, gc=False, frozen=True):

@@ -122,6 +122,7 @@ TOPIC_REQUESTS: dict[int, Any] = {
     C.SEND_REPLY_MESSAGE: lambda b, t: (b.send_ext(t, code=C.SEND_MESSAGE), b"x"),
     C.SEND_REPLY_MESSAGE_V2: lambda b, t: (b.send_ext(t), b"x"),
     C.RECALL_MESSAGE: lambda b, t: ({"topic": t, "recallHandle": "x"}, b""),
+    C.END_PRODUCERS: lambda b, t: ({"topic": t, "writer": "x"}, b""),
     C.QUERY_TOPIC_CONSUME_BY_WHO: lambda b, t: ({"topic": t}, b""),
     C.QUERY_CONSUME_TIME_SPAN: lambda b, t: ({"topic": t, "group": GOOD}, b""),
 }

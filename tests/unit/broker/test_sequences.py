@@ -417,6 +417,67 @@ def test_who_was_idle_for_long_makes_room(benches: Benches) -> None:
     assert verdict(put(bench, "c 4 0")) == "stored", "forgotten: it may begin anew"
 
 
+def end(bench: Bench, writer: str, topic: str = "T") -> Frame:
+    return bench.ask(RequestCode.END_PRODUCERS, {"topic": topic, "writer": writer})
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_writer_that_ends_makes_room_for_all_its_producers(
+    benches: Benches, has_file: bool
+) -> None:
+    bench = benches(max_producer_sequences=4)
+    bench.create_topic()
+    for job in range(20):
+        for queue, partition in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            assert verdict(put(bench, f"job-{job}.{partition}.x 0 0", queue)) == "stored"
+        assert end(bench, f"job-{job}").ext == {"forgotten": "4"}
+    late = put(bench, "job-3.0.x 0 0")
+    assert late.code == ResponseCode.MESSAGE_ILLEGAL
+    assert (late.remark or "").startswith("sequence ended: writer 'job-3'")
+    assert put(bench, "job-3.0.x 0 7").remark == late.remark, "no gap: nothing helps"
+    assert verdict(put(bench, "job-33.0.x 0 0")) == "stored"
+    assert len(seen(bench)) == 41
+    if has_file:
+        bench.advance(20_000)
+    bench.crash()
+    again = benches(max_producer_sequences=100, now_ms=bench.now_ms)
+    assert verdict(put(again, "job-33.0.x 0 0")) == "duplicate"
+    if has_file:
+        assert again.runtime()["cometmqProducerSequences"] == "1"
+        assert put(again, "job-3.0.x 0 0").remark == late.remark
+    else:  # nobody told: then they are as if they had not ended, and nothing is stored twice
+        assert verdict(put(again, "job-3.0.x 0 0")) == "duplicate"
+    again.now_ms += 25 * HOUR_MS
+    assert verdict(put(again, "job-50.0.x 0 0")) == "stored"
+
+
+def test_only_so_many_ends_are_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "MOST_ENDED", 3)
+    for job in range(5):
+        put(bench, f"job-{job}.0 0 0")
+        end(bench, f"job-{job}")
+    assert verdict(put(bench, "job-1.0 0 0")) == "stored"
+    assert verdict(put(bench, "job-2.0 0 0")) == "illegal"
+    bench.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
+    bench.create_topic()
+    assert verdict(put(bench, "job-2.0 0 0")) == "stored"
+
+
+@pytest.mark.parametrize(
+    ("topic", "writer", "code"),
+    [
+        ("T", "a.b", ResponseCode.INVALID_PARAMETER),
+        ("T", "", ResponseCode.INVALID_PARAMETER),
+        ("T", "x" * 128, ResponseCode.INVALID_PARAMETER),
+        ("nowhere", "a", ResponseCode.TOPIC_NOT_EXIST),
+    ],
+)
+def test_an_end_that_nobody_can_mean(bench: Bench, topic: str, writer: str, code: int) -> None:
+    put(bench, "a.b 0 0")
+    assert end(bench, writer, topic).code == code
+    assert verdict(put(bench, "a.b 0 1")) == "stored"
+
+
 def test_who_began_anew_after_being_forgotten_is_known_after_a_crash(benches: Benches) -> None:
     bench = benches(producer_sequence_hours=1)
     bench.create_topic()

@@ -90,6 +90,8 @@ def test_operators_still_see_what_has_expired(bench: Bench) -> None:
     bench.now_ms += 5_000
     assert seen(bench) == []
     assert seen(bench, group="TOOLS_CONSUMER") == [b"brief"]
+    asked = bench.ask(RequestCode.PULL_MESSAGE, bench.pull_ext() | {"withExpired": "true"})
+    assert bodies_of(asked) == [b"brief"], "whoever must read the same range twice may ask for it"
     ext = {"topic": "T", "key": "brief", "maxNum": 8, "beginTimestamp": 0, "endTimestamp": 2**62}
     assert bodies_of(bench.ask(RequestCode.QUERY_MESSAGE, ext)) == [b"brief"]
 

@@ -32,7 +32,7 @@ TABLE: list[tuple[str, type[msgspec.Struct], str]] = [
         h.PullHeader,
         "consumerGroup s! topic s! queueId i! queueOffset l! maxMsgNums i! sysFlag i! "
         "commitOffset l~ suspendTimeoutMillis l~ subscription s? subVersion l~ expressionType s? "
-        "maxMsgBytes i?",
+        "maxMsgBytes i? withExpired b?",
     ),
     (
         "11 response",
@@ -78,6 +78,7 @@ TABLE: list[tuple[str, type[msgspec.Struct], str]] = [
         "topic s? producerGroup s! tranStateTableOffset l! commitLogOffset l! commitOrRollback i! "
         "fromTransactionCheck b? msgId s~ transactionId s?",
     ),
+    ("9001", h.EndProducersHeader, "topic s! writer s!"),
     ("370", h.RecallHeader, "producerGroup s? topic s! recallHandle s!"),
     (
         "200050",
