@@ -105,7 +105,7 @@ def test_the_example_runs_stops_cleanly_and_goes_on(
         },
     )
     words = [word for change in changes for word in ("--set", change)]
-    words += ["--set", "run.trigger=500 ms", "--master", "local[1]"]
+    words += ["--set", "run.trigger=500 milliseconds", "--master", "local[1]"]
     words += ["--conf", "spark.sql.shuffle.partitions=1"]
     program = Program("pipeline", "run", str(EXAMPLE), *words, env={"PYTHONPATH": SOURCE})
     try:
