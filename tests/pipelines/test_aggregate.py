@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cometmq import Message, Producer
 from cometmq.errors import UsageError
 from cometmq.pipelines.aggregating import aggregate
-from cometmq.pipelines.running import LATE, Outcome, PipelineFailed, _count, _fresh
+from cometmq.pipelines.running import LATE, Outcome, PipelineFailed, _count, _fresh, reason_of
 from cometmq.pipelines.spec import read_spec, run_spec
 from cometmq.testing.local import LocalBroker
 from programs import Program
@@ -105,7 +105,7 @@ def test_the_example_runs_stops_cleanly_and_goes_on(
         },
     )
     words = [word for change in changes for word in ("--set", change)]
-    words += ["--set", "run.trigger=500 ms", "--master", "local[1]"]
+    words += ["--set", "run.trigger=500 milliseconds", "--master", "local[1]"]
     words += ["--conf", "spark.sql.shuffle.partitions=1"]
     program = Program("pipeline", "run", str(EXAMPLE), *words, env={"PYTHONPATH": SOURCE})
     try:
@@ -157,6 +157,19 @@ def test_what_spark_finds_wrong_is_told_in_a_line(
         run_spec(spark, read_spec(EXAMPLE, [*changes, "transform.json=amount dubble"]))
     with pytest.raises(UsageError, match="keys, which the source has too"):
         run_spec(spark, read_spec(EXAMPLE, [*changes, "transform.json=keys string"]))
+
+
+def test_the_reason_is_found_in_what_spark_wraps_it_in() -> None:
+    proxy = (
+        "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call "
+        'last):\n  File "x.py", line 1, in call\n    raise\nRuntimeError: the disk is full\n\n\tat '
+        "py4j.Protocol.getReturnValue(Protocol.java:476)\n"
+    )
+    assert reason_of(Exception(proxy)) == "RuntimeError: the disk is full"
+    ours = proxy.replace("RuntimeError: the", "cometmq.errors.UsageError: the")
+    assert reason_of(Exception(ours)) == "the disk is full"
+    assert reason_of(Exception("\n[TABLE] not found\nmore")) == "[TABLE] not found"
+    assert reason_of(KeyError()) == "KeyError"
 
 
 class Reports:

@@ -20,7 +20,7 @@ from cometmq.pipelines.dead_letters import dlq
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.redriving import Lock, Redrive, Sender
 from cometmq.testing.local import LocalBroker
-from cometmq.wire.codes import RequestCode
+from cometmq.wire.codes import RequestCode, ResponseCode
 
 from .topics import read_topic, table
 
@@ -200,7 +200,7 @@ def test_lost_answers_busy_brokers_and_topics_that_are_not(
     stop = threading.Event()
     one = Redrive(spark, str(tmp_path), rocketmq.namesrv, lambda _: None, stop)
     fault = rocketmq.drop(RequestCode.SEND_MESSAGE_V2)  # stored, and never answered
-    busy = rocketmq.fail(RequestCode.SEND_MESSAGE_V2, 2)
+    busy = rocketmq.fail(RequestCode.SEND_MESSAGE_V2, response_code=ResponseCode.SYSTEM_BUSY)
     figures = one.run(good.unionByName(homeless), "true", 100)
     assert fault.hits == 1 and busy.hits == 1
     assert (figures["re-drive: sent"], figures["re-drive: failed"]) == (3, 1)

@@ -65,6 +65,7 @@ def test_changes_are_values_of_their_kind(tmp_path: Path) -> None:
         ('checkpoint = "checkpoint"', "", ["checkpoint"]),
         ('checkpoint = "checkpoint"', 'checkpoint = " "', ["[run]", "checkpoint", "empty"]),
         ("[run]", '[run]\ntrigger = "soon"', ["[run]", "soon", "available-now"]),
+        ("[run]", '[run]\ntrigger = "10 s"', ["[run]", "10 s", "10 seconds"]),
         ("[run]", "[run]\ncheckpont = 1", ["$.run", "checkpont"]),
         ('topic = "orders"', "", ["[source]", "topic", "topicPattern"]),
         (

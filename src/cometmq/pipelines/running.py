@@ -38,6 +38,7 @@ LATE = "late, left out"
 """The figure for rows that came after the watermark had passed them."""
 DUPLICATES = "duplicates dropped"
 NOTHING_SEEN = (-1, "")
+TRACEBACK = "Traceback (most recent call last):"
 
 
 class PipelineFailed(CometError):
@@ -255,5 +256,10 @@ def reason_of(error: BaseException) -> str:
         if colon and "." in name and name.split(".")[-1][:1].isupper() and " " not in name:
             if name.startswith(("cometmq.", "pyspark.errors", "builtins.")):
                 return rest or line.strip()
+    _, is_python, trace = text.rpartition(TRACEBACK)
+    if is_python:  # of a batch's own function: the line after the indented ones
+        for line in trace.splitlines()[1:]:
+            if line and not line[0].isspace():
+                return line
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return first or type(error).__name__

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 AVAILABLE_NOW = "available-now"
-_INTERVAL = re.compile(r"\d+\s*(ms|milliseconds?|s|seconds?|m|minutes?|h|hours?)", re.IGNORECASE)
+_INTERVAL = re.compile(r"\d+\s+(milliseconds?|seconds?|minutes?|hours?)", re.IGNORECASE)
 
 
 class Lake(Protocol):
