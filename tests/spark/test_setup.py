@@ -140,7 +140,8 @@ def test_the_format_is_found_without_registering(tmp_path: Path) -> None:
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
         "spark = spark.getOrCreate()\n"
-        "frame = spark.read.format('rocketmq').option('namesrv', 'x:1').option('topic', 't').load()\n"
+        "frame = spark.read.format('rocketmq').option('namesrv', 'x:1')\n"
+        "frame = frame.option('topic', 't').load()\n"
         "print(','.join(frame.columns))\n"
         "spark.stop()\n"
     )
