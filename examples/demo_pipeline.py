@@ -23,6 +23,7 @@ Say = Callable[[str], None]
 
 BODY = "order int, status string, amount double, at timestamp"
 TICK_S = 1.0
+TRIES = 5
 
 
 class Unavailable(Exception):
@@ -128,11 +129,12 @@ def fill_lake(spark: SparkSession, namesrv: str, topic: str, folder: Path, say: 
     """The built-in pipeline `aggregate`: hours by event time, into Parquet, exactly once."""
     from pyspark.sql import functions as f
 
-    from cometmq.pipelines import aggregate
+    from cometmq.pipelines import PipelineFailed, aggregate
 
     lake = str(folder / "lake")
     told: list[str] = []
-    with progress("the pipeline 'aggregate' writes each hour's orders to a lake"):
+
+    def once() -> None:
         aggregate(
             spark,
             namesrv=namesrv,
@@ -147,6 +149,17 @@ def fill_lake(spark: SparkSession, namesrv: str, topic: str, folder: Path, say: 
             lake=lake,
             tell=told.append,
         )
+
+    with progress("the pipeline 'aggregate' writes each hour's orders to a lake"):
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                once()
+                break
+            except PipelineFailed as failed:
+                # Spark gives a stream's Python process 10 s to start; a busy machine needs more.
+                # The checkpoint makes it go on, and nothing is written twice.
+                if not left or "connect back" not in str(failed):
+                    raise
     for line in told:
         if ": batch " in line:
             say(line)

@@ -168,7 +168,7 @@ def test_a_stream_from_topic_to_topic(spark: SparkSession, peer: Server, tmp_pat
         writer = writer.option("namesrv", peer.namesrv).option("topic", target)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(300)
         return query
 
     write(rows(spark, 0, 500), peer, source)

@@ -16,6 +16,7 @@ from typing import TypeVar
 from cometmq.client import admin_topics
 from cometmq.client.background import background
 from cometmq.client.reading import Filter, Reader
+from cometmq.client.received import read_all
 from cometmq.client.routes import Route
 from cometmq.client.session import Options, Session
 from cometmq.errors import (
@@ -264,13 +265,60 @@ class Cluster:
                     found[queue] = begin if stored is None else stored
                 else:
                     assert isinstance(rule, int)
-                    at = begin if begin == end else await reader.at_time(queue, rule)
-                    found[queue] = min(max(at, begin), end)
+                    found[queue] = begin
+                    if begin < end:
+                        at = min(max(await reader.at_time(queue, rule), begin), end)
+                        found[queue] = await self._exactly(reader, queue, at, rule, look)
 
             await _each(ask, to_ask)
 
         if to_ask:
             self._run(all_of_them)
+        return found
+
+    async def _exactly(
+        self, reader: Reader, queue: MessageQueue, at: int, stamp_ms: int, look: Look
+    ) -> int:
+        """The first message stored at this time or later, from a broker's answer that is near it.
+
+        Apache RocketMQ 4.9 answers with the nearest message in time, which may be the one before,
+        with any of several that have the very time, and for a time behind the last message with
+        the last message.
+        """
+        begin, end = look.begins[queue], look.ends[queue]
+        while at > begin:
+            low = max(begin, at - SAMPLE_COUNT)
+            first = _first_since(await self._stored(reader, queue, low, at), stamp_ms)
+            if first is None:
+                break
+            at = first
+            if at > low:
+                return at
+        while at < end:
+            some = await self._stored(reader, queue, at, min(end, at + SAMPLE_COUNT))
+            first = _first_since(some, stamp_ms)
+            if first is not None or not some:
+                return at if first is None else first
+            at = some[-1][0] + 1
+        return end
+
+    async def _stored(
+        self, reader: Reader, queue: MessageQueue, begin: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Offset and store time of the messages between two offsets, as far as they are there."""
+        found: list[tuple[int, int]] = []
+        while begin < end:
+            pulled = await reader.pull_raw(
+                *(queue, begin, Filter()),
+                most=end - begin,
+                suspend_ms=0,
+                timeout_ms=self._options.timeout_ms,
+            )
+            some = read_all(pulled.body, queue.broker)
+            found += [(one.queue_offset, one.store_ms) for one in some if one.queue_offset < end]
+            if not some:
+                break
+            begin = some[-1].queue_offset + 1
         return found
 
     def commit(self, positions: Positions) -> list[str]:
@@ -328,6 +376,10 @@ class Cluster:
 
         self._run(all_of_them)
         return found
+
+
+def _first_since(stored: Iterable[tuple[int, int]], stamp_ms: int) -> int | None:
+    return min((offset for offset, stored_ms in stored if stored_ms >= stamp_ms), default=None)
 
 
 async def _each(ask: Callable[[T], Awaitable[None]], things: Iterable[T]) -> None:
