@@ -422,7 +422,7 @@ MUTANTS = (
         15,
         SAFE,
         ("power", "slow_sync"),
-        first=45,
+        first=60,
     ),
     KindMutant("what is unknown passes", SqlFilter, "accepts_record", unknown_passes, ("sql",), 10),
     KindMutant("a reply twice", reply, "_push", pushed_twice, ("replies",), 5),

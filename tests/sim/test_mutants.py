@@ -23,7 +23,9 @@ def _load(stem: str) -> ModuleType:
     return module
 
 
-MUTANTS: Any = (*_load("mutants").MUTANTS, *_load("kind_mutants").MUTANTS)
+MUTANTS: Any = tuple(
+    mutant for stem in ("mutants", "kind_mutants", "once_mutants") for mutant in _load(stem).MUTANTS
+)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -39,10 +39,16 @@ STEADY = range(1_000, 1_020)
 def _kept(*, is_plain: bool) -> list[int]:
     """Seeds from before there were kinds are kept as they were, and play plain messages only."""
     plain, _, with_kinds = KEPT.read_text().partition("# With the kinds that they draw")
+    with_kinds = with_kinds.partition("# With one kind")[0]
     lines = [
         line.split("#")[0].split() for line in (plain if is_plain else with_kinds).splitlines()
     ]
     return [int(words[0]) for words in lines if words and words[0].isdigit()]
+
+
+def _kept_of_a_kind() -> list[tuple[str, int]]:
+    found = KEPT.read_text().partition("# With one kind")[2].splitlines()[1:]
+    return [(line.split()[1], int(line.split()[0])) for line in found if line]
 
 
 @pytest.mark.parametrize("seed", _kept(is_plain=True))
@@ -54,6 +60,12 @@ def test_a_seed_that_once_failed_passes(seed: int) -> None:
 @pytest.mark.parametrize("seed", _kept(is_plain=False))
 def test_a_seed_with_kinds_that_once_failed_passes(seed: int) -> None:
     outcome = run_seed(seed)
+    assert not outcome.problems, describe(outcome)
+
+
+@pytest.mark.parametrize(("kind", "seed"), _kept_of_a_kind())
+def test_a_seed_of_one_kind_that_once_failed_passes(kind: str, seed: int) -> None:
+    outcome = run_seed(seed, draw(seed, kinds=(kind,)))
     assert not outcome.problems, describe(outcome)
 
 
@@ -74,6 +86,11 @@ def test_a_kind_is_really_played(kind: str) -> None:
         "timers": lambda: ledger.own["recalls"],
         "replies": lambda: any(key[0] == "pushed" for key in ledger.asked),
         "ordered": lambda: ledger.own["ordered"],
+        "pop": lambda: ("changed", "broker-a") in ledger.asked,
+        "pop_ordered": lambda: any(one.asked for one in ledger.own["ordered pops"]),
+        "dedup": lambda: any(key[0] == "duplicates" for key in ledger.asked),
+        "sequences": lambda: any(key[0] == "numbered again" for key in ledger.asked),
+        "ttl": lambda: ledger.own["passed"],
     }
     assert marks.get(kind, lambda: True)()
 

@@ -48,6 +48,11 @@ class DedupProducer(KindProducer):
         letter.unique_key = f"{owner}/{self._mine + self.rng.randrange(KEYS)}"
         return letter
 
+    def _post(self, client: Client, letter: Letter) -> None:
+        super()._post(client, letter)
+        if letter.tries and self.rng.randrange(3) == 0:  # before the first one is answered
+            super()._post(client, letter)
+
     def targets(self, client: Client, letter: Letter) -> list[Target]:
         """Any queue of the broker that this key belongs to: by the first who sent it."""
         homes: dict[str, str] = ledger_of(client.history).own.setdefault("dedup homes", {})

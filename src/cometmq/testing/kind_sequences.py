@@ -45,7 +45,8 @@ class Lane(msgspec.Struct):
     letters: list[Letter] = []
     next: int = 0
     """The first number that is not acknowledged."""
-    is_busy: bool = False
+    busy: int = 0
+    """Requests under way."""
     acks: dict[int, Promise] = {}
 
 
@@ -62,7 +63,7 @@ class SequenceProducer(KindProducer):
     @property
     def is_done(self) -> bool:
         lanes = self._lanes.values()
-        is_all = all(not one.is_busy and one.next == len(one.letters) for one in lanes)
+        is_all = all(not one.busy and one.next == len(one.letters) for one in lanes)
         return is_all and self._final >= self.plan.final_count
 
     def wake(self, client: Client) -> None:
@@ -70,7 +71,7 @@ class SequenceProducer(KindProducer):
         self.next_ms = client.now_ms + 1 + rng.randrange(2 * plan.interval_ms)
         for target in self._routes.get(client, plan.topic):
             self._lanes.setdefault((target.broker, target.queue_id), Lane(target)).target = target
-        idle = [lane for lane in self._lanes.values() if not lane.is_busy]
+        idle = [lane for lane in self._lanes.values() if not lane.busy]
         if client.is_healed:
             owing = [lane for lane in idle if lane.next < len(lane.letters)]
             if not owing and self._final < plan.final_count:
@@ -132,19 +133,21 @@ class SequenceProducer(KindProducer):
             properties="" if is_batch else texts[0],
             batch=is_batch,
         )
-        lane.is_busy = True
-        client.ask(
-            lane.target.address,
-            RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2,
-            send_v2_ext(header),
-            partial(self._told, client, lane, lane.target, begin, end),
-            body=body,
-        )
+        code = RequestCode.SEND_BATCH_MESSAGE if is_batch else RequestCode.SEND_MESSAGE_V2
+        for _ in range(self.rng.choice((1, 1, 1, 2))):  # twice: before the first one is answered
+            lane.busy += 1
+            client.ask(
+                lane.target.address,
+                code,
+                send_v2_ext(header),
+                partial(self._told, client, lane, lane.target, begin, end),
+                body=body,
+            )
 
     def _told(
         self, client: Client, lane: Lane, target: Target, begin: int, end: int, answer: Answer
     ) -> None:
-        lane.is_busy = False
+        lane.busy -= 1
         self.next_ms = min(self.next_ms, client.now_ms + 1 + self.plan.interval_ms)
         frame = answer.frame
         if frame is None:
@@ -168,6 +171,9 @@ class SequenceProducer(KindProducer):
             client.history.problem(f"{self.name} sent a number and was not told that it counts")
         if "duplicate" in frame.ext:
             ledger.ask("numbered again", broker)
+            last = message_id.parse_offset_id(frame.ext["msgId"])[2]
+            if is_firm and not client.history.is_on_disk(broker, answer.boot, last):
+                client.history.problem(f"{self.name} was told of a number that is not on disk")
             return
         ids = frame.ext["msgId"].split(",")
         for number, text in enumerate(ids):

@@ -206,7 +206,9 @@ def fitting(names: tuple[str, ...], faults: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not set(KINDS[name].not_with) & set(faults))
 
 
-def settings(seed: int, broker: int, faults: tuple[str, ...]) -> dict[str, Any]:
+def settings(
+    seed: int, broker: int, faults: tuple[str, ...], names: tuple[str, ...]
+) -> dict[str, Any]:
     """A broker's settings in runs with kinds: what takes minutes elsewhere takes seconds."""
     rng = random.Random(f"{seed}:kinds:broker:{broker}")
     # With steps of a minute the wheel must hold some minutes.
@@ -223,11 +225,12 @@ def settings(seed: int, broker: int, faults: tuple[str, ...]) -> dict[str, Any]:
         "timer_flush_interval_ms": rng.choice((100, 1_000)),
         "timer_log_file_bytes": rng.choice((52 * 8 + 16, 52 * 100 + 30)),
         "is_recall_enabled": True,
-        **_pop_settings(random.Random(f"{seed}:kinds:broker:{broker}:pop")),
+        **(_pop_settings(seed, broker) if "pop" in names else {}),
     }
 
 
-def _pop_settings(rng: random.Random) -> dict[str, Any]:
+def _pop_settings(seed: int, broker: int) -> dict[str, Any]:
+    rng = random.Random(f"{seed}:kinds:broker:{broker}:pop")
     return {
         "revive_queue_count": rng.choice((1, 2, 8)),
         "pop_retry_percent": rng.choice((0, 20, 100)),

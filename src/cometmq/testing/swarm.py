@@ -138,7 +138,7 @@ def _with_kinds(seed: int, swarm: Swarm, kinds: tuple[str, ...]) -> Swarm:
     brokers = tuple(
         replace(
             plan,
-            config=replace(plan.config, **all_kinds.settings(seed, number, swarm.faults)),
+            config=replace(plan.config, **all_kinds.settings(seed, number, swarm.faults, kinds)),
         )
         for number, plan in enumerate(swarm.brokers)
     )
