@@ -152,9 +152,7 @@ class Half:
 
     def may_end(self, at: int, log_offset: int) -> bool:
         """Whether a half is known to be open without another look; the compiled path asks."""
-        return (
-            log_offset >= self._boot_end and at >= self.offset and not self._marks.has(at)
-        )
+        return log_offset >= self._boot_end and at >= self.offset and not self._marks.has(at)
 
     def ended(self, at: int, end_offset: int, is_commit: bool) -> None:
         """An end was stored."""
