@@ -691,13 +691,13 @@ cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size
 cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """How often a text stands in another; it does not overlap itself."""
     cdef int count = 0
-    cdef int32_t at = 0
-    while at + text_size <= size:
-        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
-            count += 1
-            at += text_size
-        else:
-            at += 1
+    cdef Bytes stop = p + size - text_size
+    while p <= stop:
+        p = <Bytes>memchr(p, text[0], stop - p + 1)
+        if p == NULL:
+            break
+        count += memcmp(p, text, text_size) == 0
+        p += 1
     return count
 
 
