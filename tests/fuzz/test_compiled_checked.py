@@ -29,6 +29,7 @@ from cometmq._fast import hot
 assert hot.__file__.startswith(sys.argv[2]), hot.__file__
 for seed in range(10_000, 10_000 + int(sys.argv[3])):
     twins_test.test_random_and_hostile_traffic(seed)
+    twins_test.test_random_and_hostile_traffic_with_messages_that_wait(seed)
 twins_test.test_split_at_every_byte(1)
 taken, seen = (sum(column) for column in zip(*twins_test.TAKEN))
 print("compared", taken, "of", seen)

@@ -14,8 +14,6 @@ what it does is byte for byte what the plain path does with the same frames; wha
 of it leaves alone, and changes nothing for it.
 """
 
-from base64 import urlsafe_b64encode
-
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -99,8 +97,9 @@ cdef enum:
     TIMER_DELETES = 4
     MOST_DELAY_MS = 2147483647
 
-    MOST_LEVELS = 64
-    HALF_ROOM_BYTES = 128  # of properties, as in broker/half_records.py
+    MOST_LEVELS = 62
+    MOST_HANDLE_WORDS = 640  # bytes: two names, a number and a unique key that is not too long
+    MOST_HANDLE_BYTES = 864  # the same in base64
     KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
     BORN_V6 = 0x10
     STORE_V6 = 0x20
@@ -130,6 +129,8 @@ cdef enum:
     NEAR_QUEUES = 8  # queues of a topic that are found without another look
     MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
 
+cdef uint64_t KEPT_TIMED = 1
+cdef uint64_t KEPT_HALF = <uint64_t>1 << 63
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
 cdef int64_t BLANK_SIZE = 0x7FFFFFFF
@@ -643,6 +644,26 @@ cdef struct Stored:
     bint is_brief  # may expire
 
 
+cdef const char* BASE64 = (
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+)
+
+
+cdef int put_base64(uint8_t* to, uint8_t* raw, int size) noexcept nogil:
+    """URL-safe base64, padded; returns its size. Two bytes behind `raw` are overwritten."""
+    cdef int i, at = 0
+    cdef uint32_t bits
+    raw[size] = raw[size + 1] = 0
+    for i in range(0, size, 3):
+        bits = <uint32_t>raw[i] << 16 | <uint32_t>raw[i + 1] << 8 | raw[i + 2]
+        to[at] = BASE64[bits >> 18]
+        to[at + 1] = BASE64[bits >> 12 & 63]
+        to[at + 2] = BASE64[bits >> 6 & 63] if i + 1 < size else c"="
+        to[at + 3] = BASE64[bits & 63] if i + 2 < size else c"="
+        at += 4
+    return at
+
+
 cdef inline bint is_text(Text* field, Stored* stored) noexcept nogil:
     """Whether a field names the unique key of a message."""
     return (
@@ -672,13 +693,13 @@ cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size
 cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """How often a text stands in another; it does not overlap itself."""
     cdef int count = 0
-    cdef int32_t at = 0
-    while at + text_size <= size:
-        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
-            count += 1
-            at += text_size
-        else:
-            at += 1
+    cdef Bytes stop = p + size - text_size
+    while p <= stop:
+        p = <Bytes>memchr(p, text[0], stop - p + 1)
+        if p == NULL:
+            break
+        count += memcmp(p, text, text_size) == 0
+        p += 1
     return count
 
 
@@ -767,7 +788,7 @@ cdef class Hot:
     cdef bint takes_timed, takes_halves
     cdef int64_t precision_ms, max_delay_ms
     cdef bytes broker_name
-    cdef int64_t kept
+    cdef uint64_t kept
     # the buffer being fed
     cdef uint8_t* log
     cdef int64_t log_begin, log_end, log_min, read_upto
@@ -893,6 +914,8 @@ cdef class Hot:
         self.max_delay_ms = max_delay_ms
         self.takes_halves = takes_halves
         self.broker_name = broker_name
+        if len(broker_name) > MAX_TOPIC_BYTES:
+            self.takes_timed = False
 
     def learn_place(self, int kind, int queue_count, QueueEnds ends, Traffic traffic):
         """Messages of this kind are kept in this queue until `forget`."""
@@ -1078,7 +1101,8 @@ cdef class Hot:
         return PyBytes_FromStringAndSize(<char*>self.acks.at, self.acks.size)
 
     def take_kept(self):
-        """How many messages went to a place to wait since this was last asked."""
+        """What went to a place to wait since this was last asked, as bits: 0 for timed messages, 63
+        for halves and ends of transactions, others by delay level."""
         kept = self.kept
         self.kept = 0
         return kept
@@ -1400,7 +1424,7 @@ cdef class Hot:
         cdef int64_t left_ms
         if not topic.may_keep or size > MAX_PROPERTIES_BYTES - KEPT_ROOM_BYTES:
             return False
-        if cooked.kind == HALF and cooked.unique_size > KEPT_ROOM_BYTES // 4:
+        if cooked.kind != DELAYED and cooked.unique_size > KEPT_ROOM_BYTES // 4:
             return False
         if has_text(text, size, "REAL_TOPIC", 10) or has_text(text, size, "REAL_QID", 8):
             return False
@@ -1541,6 +1565,7 @@ cdef class Hot:
         cdef Bytes stop = frame.stop
         cdef int64_t size
         cdef int64_t log_offset = self.write_at
+        cdef uint8_t handle[MOST_HANDLE_BYTES]
         cdef _Topic home = topic
         cdef _Topic counted = topic
         # An escaped text is at most six times as long as what it stands for.
@@ -1571,26 +1596,31 @@ cdef class Hot:
             if not self.acknowledge(
                 head.opaque, frame.is_binary, &log_offset, 1, frame.queue_id, queue.next_offset,
                 cooked.unique, cooked.unique_size,
-                self.recall_handle(topic, &cooked) if cooked.kind == TIMED else None,
+                handle, self.recall_handle(topic, &cooked, handle) if cooked.kind == TIMED else 0,
             ):
                 return False
         self.write(
             home, counted, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body,
             stop - body, size,
         )
-        if cooked.kind:
-            self.kept += 1
+        if cooked.kind == DELAYED:
+            self.kept |= <uint64_t>1 << cooked.asked
+        elif cooked.kind:
+            self.kept |= KEPT_TIMED if cooked.kind == TIMED else KEPT_HALF
         return True
 
-    cdef bytes recall_handle(self, _Topic topic, Cooked* cooked):
-        """As broker/recall.py makes it."""
-        words = b"v1 %b %b %d %b" % (
-            topic.name,
-            self.broker_name,
-            cooked.slot_ms + 1,
-            PyBytes_FromStringAndSize(<char*>cooked.unique, cooked.unique_size),
-        )
-        return urlsafe_b64encode(words)
+    cdef int recall_handle(self, _Topic topic, Cooked* cooked, uint8_t* to) noexcept:
+        """As broker/recall.py makes it; returns its size."""
+        cdef uint8_t words[MOST_HANDLE_WORDS + 3]
+        cdef uint8_t* p = put_text(words, b"v1 ", 3)
+        p = put_bytes(p, topic.name)
+        p[0] = c" "
+        p = put_bytes(p + 1, self.broker_name)
+        p[0] = c" "
+        p += 1 + put_decimal(p + 1, cooked.slot_ms + 1)
+        p[0] = c" "
+        p = put_text(p + 1, cooked.unique, cooked.unique_size)
+        return put_base64(to, words, <int>(p - words))
 
     cdef bint send_batch(
         self,
@@ -1658,7 +1688,7 @@ cdef class Hot:
             self.outer_unique(properties, &unique, &unique_size)
             if not self.acknowledge(
                 head.opaque, is_binary, log_offsets, count, queue.queue_id, queue_offset, unique,
-                unique_size, None,
+                unique_size, NULL, 0,
             ):
                 free(log_offsets)
                 raise MemoryError()
@@ -1730,7 +1760,8 @@ cdef class Hot:
         int64_t queue_offset,
         Bytes unique,
         int32_t unique_size,
-        bytes handle,
+        Bytes handle,
+        int handle_size,
     ):
         """Answer a send: where its messages went. `handle`: of one that can be recalled."""
         cdef Out* out = &self.acks if self.allowed & IS_SYNC else &self.replies
@@ -1743,7 +1774,7 @@ cdef class Hot:
         cdef int ids_size = count * (id_size + 1) - 1
         if not make_room(out, 1024 + ids_size + unique_size + PyBytes_GET_SIZE(self.binary_ext)
                          + PyBytes_GET_SIZE(self.ack_head)
-                         + (0 if handle is None else PyBytes_GET_SIZE(handle))):
+                         + handle_size):
             return False
         start = out.at + begin
         p = start + 8
@@ -1758,9 +1789,9 @@ cdef class Hot:
                 p = put_bytes(p, self.ack_unique)
                 memcpy(p, unique, unique_size)
                 p += unique_size
-            if handle is not None:
+            if handle_size:
                 p = put_text(p, b'","recallHandle":"', 18)
-                p = put_bytes(p, handle)
+                p = put_text(p, handle, handle_size)
             p = put_bytes(p, self.ack_flag)
             p += put_decimal(p, opaque)
             p = put_bytes(p, self.ack_tail)
@@ -1779,11 +1810,8 @@ cdef class Hot:
             p = put_entry(p, "queueOffset", 11, number, put_decimal(number, queue_offset))
             if unique != NULL:
                 p = put_entry(p, "transactionId", 13, unique, unique_size)
-            if handle is not None:
-                p = put_entry(
-                    p, "recallHandle", 12, <Bytes>PyBytes_AS_STRING(handle),
-                    <int>PyBytes_GET_SIZE(handle),
-                )
+            if handle_size:
+                p = put_entry(p, "recallHandle", 12, handle, handle_size)
             put32(table - 4, <uint32_t>(p - table))
             put32(start + 4, 1 << 24 | <uint32_t>(p - start - 8))
         put32(start, <uint32_t>(p - start - 4))
@@ -2564,7 +2592,7 @@ cdef class Hot:
             return False
         self.put_op(queue, body, body_size, op_size)
         self.ended(queue_offset, self.write_at, kind == COMMITTED)
-        self.kept += 1
+        self.kept |= KEPT_HALF
         return True
 
     cdef int64_t op_size(self, int body_size):

@@ -37,6 +37,7 @@ log = logging.getLogger("cometmq.broker")
 FILE = "config/delayOffset.json"
 RETRY_MS = 100  # after the store refused a delivery
 MOST_AT_ONCE = 500  # deliveries of one tick; the rest waits for the next, so that requests get in
+SIMPLE = 8  # deliveries of the compiled path that are not dearer than one of the plain path
 VERSION_STEP = 200  # deliveries per DataVersion step, as RocketMQ counts
 
 
@@ -150,6 +151,12 @@ class Delay:
             soonest = min(soonest, max(due_ms, self._blocked.get(level, 0)))
         return soonest
 
+    def is_planned(self, levels: int) -> bool:
+        """Whether the next message of each of these levels (as bits) is known."""
+        return all(
+            level in self._due for level in range(levels.bit_length()) if levels >> level & 1
+        )
+
     def _look(self, broker: Broker, level: int, end: int, now_ms: int) -> int | None:
         """When the next unit of a level is due; None if there is none."""
         store, queue_id = broker.store, level - 1
@@ -173,13 +180,13 @@ class Delay:
         """Deliver what is due."""
         if broker.is_stopping:
             return
-        left = MOST_AT_ONCE
+        left = MOST_AT_ONCE * SIMPLE
         for level in range(1, self.max_level + 1):
             if self._blocked.get(level, 0) > now_ms:
                 continue
             self._blocked.pop(level, None)
             end = broker.store.max_offset(names.SCHEDULE_TOPIC, level - 1)
-            while left and self.offsets.get(level, 0) < end:
+            while left > 0 and self.offsets.get(level, 0) < end:
                 due_ms = self._due.get(level)
                 if due_ms is None:
                     due_ms = self._look(broker, level, end, now_ms)
@@ -189,7 +196,7 @@ class Delay:
                 if not count and not self._deliver(broker, level, now_ms):
                     self._blocked[level] = now_ms + RETRY_MS
                     break
-                left -= count or 1
+                left -= count or SIMPLE
         self._prove(broker.store, now_ms)
 
     def _prove(self, store: Store, now_ms: int) -> None:

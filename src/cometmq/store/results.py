@@ -7,14 +7,13 @@ holds an answer holds no part of the store.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
 
 import msgspec
 
 from cometmq.store.recovery import Recovered
 
 
-class Entered(NamedTuple):
+class Entered(msgspec.Struct, gc=False):
     """Timed messages that compiled code has put into the wheel, or into their real topics."""
 
     count: int
