@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ OTHERS: list[dict[str, Any]] = [
     {"properties": {"color": "red"}},
     {"sharding_key": "s"},
     {"delay_level": 3},
+    {"deliver_at": datetime.fromtimestamp(BORN_MS / 1000, UTC)},
+    {"ttl": timedelta(seconds=5)},
     {"waits_for_storage": False},
 ]
 
