@@ -45,7 +45,7 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 	$(PY) docs/make_docs.py --check
 	$(PY) -m pytest -q tests/house tests/unit tests/property
 
-spark-large: $(STAMP) ## the Spark connector with millions of messages
+spark-large: $(STAMP) ## the Spark connector with millions of messages, and killed at every step
 	$(PY) -m pytest -q -m large tests/spark $(ARGS)
 
 interop: $(STAMP) ## official Java clients and Apache RocketMQ against CometMQ, both ways

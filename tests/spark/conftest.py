@@ -111,3 +111,15 @@ def send_all(
         sent.append(producer.send_async(message, queue=where))
     for one in sent:
         one.result(30)
+
+
+def send_numbers(broker: LocalBroker, topic: str, count: int, *, queues: int) -> None:
+    """`0` to `count - 1`, in turn to the queues, by requests of many: quick, and patient."""
+    with Producer("spark-tests", namesrv=broker.namesrv, send_timeout_ms=60_000) as producer:
+        for queue in range(queues):
+            messages = [
+                Message(topic, str(n).encode(), tags="t") for n in range(queue, count, queues)
+            ]
+            where = MessageQueue(topic, broker.broker_name, queue)
+            for begin in range(0, len(messages), 500):
+                producer.send_batch(messages[begin : begin + 500], queue=where)

@@ -154,9 +154,10 @@ def test_a_topic_that_is_gone_may_be_let_go(stream: Stream, broker: LocalBroker)
 
 
 def test_a_queue_that_ends_before_the_plan_says_so(
-    broker: LocalBroker, caplog: pytest.LogCaptureFixture
+    broker: LocalBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An executor is told to read what the broker does not have: no silence, no endless loop."""
+    monkeypatch.setattr("cometmq.spark.read.STUCK_S", 0.5)
     import pyarrow as pa
 
     fill(broker, range(20))

@@ -14,11 +14,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import send_all
+from conftest import send_numbers
 from drivers import Driver
 from sink_help import count_topic, read_topic
 
-from cometmq import Producer
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode
 
@@ -37,8 +36,7 @@ class Pipes:
         self._hold.mkdir()
         broker.create_topic("from", queues=4)
         broker.create_topic("to", queues=3)
-        with Producer("p", namesrv=broker.namesrv) as producer:
-            send_all(producer, broker.broker_name, "from", rows, tags="t")
+        send_numbers(broker, "from", rows, queues=4)
 
     def start(self) -> Driver:
         arguments = [self.broker.namesrv, "from", "to", str(self._folder), *self._queries]

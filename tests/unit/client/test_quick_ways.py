@@ -33,6 +33,8 @@ OTHERS: list[dict[str, Any]] = [
     {"properties": {"color": "red"}},
     {"sharding_key": "s"},
     {"delay_level": 3},
+    {"deliver_at": datetime.fromtimestamp(BORN_MS / 1000, UTC)},
+    {"ttl": timedelta(seconds=5)},
     {"waits_for_storage": False},
     {"deliver_at": datetime(2026, 3, 1, tzinfo=UTC)},
     {"ttl": timedelta(seconds=5)},
