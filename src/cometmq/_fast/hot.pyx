@@ -2278,7 +2278,8 @@ cdef class Hot:
         p = put_bytes(p + 1, topic.name)
         put16(p, stored.text_size + more_size)
         p = put_text(p + 2, stored.text, stored.text_size)
-        memcpy(p, more, more_size)
+        if more_size:
+            memcpy(p, more, more_size)
         self.appended(topic, queue, &cooked, size)
         return True
 
