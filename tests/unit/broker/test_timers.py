@@ -799,3 +799,33 @@ def test_the_checkpoint_waits_for_the_messages_that_its_units_stand_for(benches:
     bench.flush()
     bench.advance(2_500)
     assert check_of(bench)[1:3] == (52, 1)
+
+
+def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_vouched_for(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Units and slots of a process that was killed: the next one wrote a checkpoint for them and
+    never synced their files, so a power cut took them and what was chained behind them."""
+    disk = SimulatedFiles(random.Random(1))
+    monkeypatch.setattr(harness, "TestFiles", lambda folder: disk)
+    monkeypatch.setattr(timers.Timers.__init__, "__defaults__", (2048,))
+    small = {"timer_log_file_bytes": 52 * 8 + 16, "timer_flush_interval_ms": 5_000}
+    bench = benches(**small)
+    for number in range(20):
+        bench.sent(body=b"%d" % number, props=after(60_000))
+        if number in (0, 19):
+            bench.advance(100)  # the first one is synced at once, the others not
+    now_ms = bench.now_ms
+    bench.crash()
+    disk.kill()
+    bench = benches(now_ms=now_ms, **small)
+    for number in range(20, 50):
+        bench.sent(body=b"%d" % number, props=after(60_000))
+    bench.advance(20_000)
+    assert check_of(bench)[2] == 50
+    now_ms = bench.now_ms
+    bench.crash()
+    disk.lose_power(0)
+    bench = benches(now_ms=now_ms, **small)
+    bench.advance(60_000)
+    assert delivered(bench) == [b"%d" % number for number in range(50)]
