@@ -310,7 +310,7 @@ def test_the_compiled_path_is_not_taught_such_topics(bench: Bench) -> None:
     taught: list[str] = []
 
     class Learner:
-        def learn_queue(self, topic: str, *rest: object) -> None:
+        def learn_queue(self, topic: str, *rest: object, **more: object) -> None:
             taught.append(topic)
 
     from cometmq.broker.teach import Teacher
