@@ -177,9 +177,10 @@ class View:
         return record.log_offset < self.broker.store.dispatched_offset
 
     def calm_ms(self, boot: int) -> int | None:
-        """By the broker's clock, from when on nothing excuses lateness in a boot; None: never."""
+        """By the broker's clock, from when on nothing excuses lateness in a boot; None: never, or
+        clocks are set: what was stored by another time may stand before what is due."""
         healed_ms = self.ledger.healed_ms.get(self.name)
-        if healed_ms is None:
+        if healed_ms is None or not self.ledger.is_true_time:
             return None
         began = self.ledger.boots.get(self.name, [])
         return max(healed_ms + GRACE_US // 1000, began[boot - 1] + 2_000 if boot else 0)
