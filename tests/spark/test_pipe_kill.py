@@ -118,8 +118,14 @@ def test_killed_at_every_step(tmp_path: Path, broker: LocalBroker, query: str) -
     for point in POINTS[query]:
         pipes.kill_at(f"{query}.{point}")
     # All of a batch was done, and Spark's note of it never came to the disk.
-    commits = tmp_path / f"checkpoint-{query}" / "commits"
-    newest = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+    pipes.kill_at(f"{query}.latest")
+    checkpoint = tmp_path / f"checkpoint-{query}"
+    newest, committed = (
+        max(int(path.name) for path in (checkpoint / name).iterdir() if path.name.isdecimal())
+        for name in ("offsets", "commits")
+    )
+    assert newest == committed
+    commits = checkpoint / "commits"
     for name in (f"{newest}", f".{newest}.crc"):
         (commits / name).unlink(missing_ok=True)
     broker.restart(kill=True)
