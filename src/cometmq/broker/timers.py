@@ -137,10 +137,6 @@ class Timers:
         if not self._log.is_empty:
             self._wheel = TimerWheel(store.files, self._precision_ms, self._slots)
         found = recover(store, self._log, self._wheel, self._check, now_ms)
-        # The next checkpoint speaks for what a killed process has left unsynced, too.
-        self._log.doubt(self._check.log_end)
-        if self._wheel is not None:
-            self._wheel.is_dirty = True
         self.queue_offset = found.queue_offset
         self.read_ms = found.read_ms
         if self._wheel is None:

@@ -211,12 +211,6 @@ class TimerLog:
 
     # -------------------------------------------------------------------------------- ends of life
 
-    def doubt(self, position: int) -> None:
-        """What stands from there on may not be durable: another process has written it."""
-        for segment in self._segments.items:
-            if position < segment.start + segment.size and segment.start < self.end:
-                self._dirty[segment] = None
-
     def take_dirty(self) -> list[SyncTarget]:
         """What makes all units durable that were added since this was last asked."""
         targets = [segment.target() for segment in self._dirty]

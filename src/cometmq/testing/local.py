@@ -39,11 +39,14 @@ from cometmq.wire.headers import CreateTopicHeader, to_ext
 
 MEMORY = "memory"
 LOG_FILE_BYTES = 8 * MIB  # at least two messages of RocketMQ's default limit
-SMALL_FILES = {
+TEST_SETTINGS = {
+    # Small files: a test makes many stores.
     "mappedFileSizeConsumeQueue": "200000",
     "maxHashSlotNum": "10000",
     "maxIndexNum": "40000",
     "mappedFileSizeTimerLog": "1048576",
+    # The broker shares its interpreter with the test: sends that wait are no sign of overload.
+    "waitTimeMillsInSendQueue": "10000",
 }
 SPARE_BYTES = 256 * MIB
 """A test's disk counts as full with less than this free, not at 90 %: a developer's nearly full
@@ -365,7 +368,7 @@ def _config(settings: dict[str, str]) -> BrokerConfig:
         if key in settings:
             raise ConfigError(f"{source}: {key} can't be set: {instead}")
     start = BrokerConfig(listen_port=0, store_path=".")
-    config = table.apply(start, SMALL_FILES | settings, source=source)
+    config = table.apply(start, TEST_SETTINGS | settings, source=source)
     if "mappedFileSizeCommitLog" not in settings:
         size = max(LOG_FILE_BYTES, 2 * config.max_message_bytes)
         config = msgspec.structs.replace(config, log_file_bytes=size)
