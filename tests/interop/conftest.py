@@ -1,9 +1,13 @@
 """Fixtures of the interop suite: the toolchain, a server per (server, client) pair, a driver on it.
 
 `COMETMQ_INTEROP_SERVERS` restricts which servers are run; without java, mvn or the jars every test
-is skipped with the one reason found.
+is skipped with the one reason found. `COMETMQ_INTEROP_SECONDS` bounds a run: another file is the
+first one every day, and what is left when the time is over is skipped by name.
 """
 
+import math
+import os
+import time
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -35,6 +39,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pair" in metafunc.fixturenames:
         pairs = [pair for pair in PAIRS if pair[0] in selected_servers()]
         metafunc.parametrize("pair", pairs, ids="+".join, indirect=True, scope="session")
+
+
+MOST_SECONDS = float(os.environ.get("COMETMQ_INTEROP_SECONDS", "inf"))
+_began_s = time.monotonic()
+
+
+@pytest.hookimpl(trylast=True)  # when others have been deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With a bound on the time, all files get their turn over some days."""
+    if math.isinf(MOST_SECONDS) or not all("interop" in one.keywords for one in items):
+        return
+    files = list(dict.fromkeys(one.path for one in items))
+    first = int(time.time() // 86_400) % max(len(files), 1)
+    turn = {path: (number - first) % len(files) for number, path in enumerate(files)}
+    items.sort(key=lambda one: turn[one.path])  # stable: fixtures keep their order within a file
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - _began_s > MOST_SECONDS:
+        pytest.skip(f"interop: {MOST_SECONDS:.0f} s are over (COMETMQ_INTEROP_SECONDS)")
 
 
 @pytest.hookimpl(wrapper=True)
