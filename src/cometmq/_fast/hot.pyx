@@ -97,7 +97,7 @@ cdef enum:
     TIMER_DELETES = 4
     MOST_DELAY_MS = 2147483647
 
-    MOST_LEVELS = 62
+    MOST_LEVELS = 64
     MOST_HANDLE_WORDS = 640  # bytes: two names, a number and a unique key that is not too long
     MOST_HANDLE_BYTES = 864  # the same in base64
     KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
@@ -129,8 +129,6 @@ cdef enum:
     NEAR_QUEUES = 8  # queues of a topic that are found without another look
     MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
 
-cdef uint64_t KEPT_TIMED = 1
-cdef uint64_t KEPT_HALF = <uint64_t>1 << 63
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB
 cdef int64_t BLANK_SIZE = 0x7FFFFFFF
@@ -693,13 +691,13 @@ cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size
 cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """How often a text stands in another; it does not overlap itself."""
     cdef int count = 0
-    cdef Bytes stop = p + size - text_size
-    while p <= stop:
-        p = <Bytes>memchr(p, text[0], stop - p + 1)
-        if p == NULL:
-            break
-        count += memcmp(p, text, text_size) == 0
-        p += 1
+    cdef int32_t at = 0
+    while at + text_size <= size:
+        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
+            count += 1
+            at += text_size
+        else:
+            at += 1
     return count
 
 
@@ -788,7 +786,7 @@ cdef class Hot:
     cdef bint takes_timed, takes_halves
     cdef int64_t precision_ms, max_delay_ms
     cdef bytes broker_name
-    cdef uint64_t kept
+    cdef int64_t kept
     # the buffer being fed
     cdef uint8_t* log
     cdef int64_t log_begin, log_end, log_min, read_upto
@@ -1101,8 +1099,7 @@ cdef class Hot:
         return PyBytes_FromStringAndSize(<char*>self.acks.at, self.acks.size)
 
     def take_kept(self):
-        """What went to a place to wait since this was last asked, as bits: 0 for timed messages, 63
-        for halves and ends of transactions, others by delay level."""
+        """How many messages went to a place to wait since this was last asked."""
         kept = self.kept
         self.kept = 0
         return kept
@@ -1603,10 +1600,8 @@ cdef class Hot:
             home, counted, queue, &cooked, sys_flag, flag, born_ms, reconsume_times, body,
             stop - body, size,
         )
-        if cooked.kind == DELAYED:
-            self.kept |= <uint64_t>1 << cooked.asked
-        elif cooked.kind:
-            self.kept |= KEPT_TIMED if cooked.kind == TIMED else KEPT_HALF
+        if cooked.kind:
+            self.kept += 1
         return True
 
     cdef int recall_handle(self, _Topic topic, Cooked* cooked, uint8_t* to) noexcept:
@@ -2593,7 +2588,7 @@ cdef class Hot:
             return False
         self.put_op(queue, body, body_size, op_size)
         self.ended(queue_offset, self.write_at, kind == COMMITTED)
-        self.kept |= KEPT_HALF
+        self.kept += 1
         return True
 
     cdef int64_t op_size(self, int body_size):

@@ -33,7 +33,7 @@ from cometmq.broker.sql_filters import SqlFilters
 from cometmq.broker.state import StateFile
 from cometmq.broker.stats import Stats, Traffic
 from cometmq.broker.teach import Teacher
-from cometmq.broker.timers import ENTER_MS, FLUSH, Timers
+from cometmq.broker.timers import FLUSH, Timers
 from cometmq.broker.topics import Topics
 from cometmq.broker.watches import Watches
 from cometmq.config import BrokerConfig
@@ -54,7 +54,6 @@ log = logging.getLogger("cometmq.broker")
 
 BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
 EXPIRY_SCAN_MS = 10_000
-_KEPT_TIMED, _KEPT_HALF = 1, 1 << 63  # as in _fast/hot.pyx
 MOST_MIXED = 64  # frames of one read that may stand between ordinary ones; the rest waits its turn
 
 
@@ -272,9 +271,8 @@ class Broker:
                 may_pull = self._is_readable and not self.offsets.resets
                 at = self.store.feed(data, at, born_host, now_ms, may_send, may_pull)
                 frames += hot.frames
-                kept = hot.take_kept()
-                if kept and not self._is_planned(kept, now_ms):
-                    self.is_plan_old = True
+                if hot.take_kept():
+                    self.is_plan_old = True  # something has to come out again
                 replies = hot.take_replies()
                 if replies is not None:
                     out.append(Send(conn, replies))
@@ -291,15 +289,6 @@ class Broker:
             frames += 1
             self.handle(conn, frame, 0, now_ms, out)
         return at, frames
-
-    def _is_planned(self, kept: int, now_ms: int) -> bool:
-        """Whether the plan stays as it is though the compiled path has put messages where they wait
-        (see Hot.take_kept): others wait there already, and the plan knows of them."""
-        return (
-            self.delay.is_planned(kept & ~_KEPT_TIMED & ~_KEPT_HALF)
-            and (not kept & _KEPT_TIMED or now_ms <= self.deadline_ms <= now_ms + ENTER_MS)
-            and (not kept & _KEPT_HALF or self.half.is_planned(self, now_ms))
-        )
 
     def send_judged(self, call: Call) -> Frame | None:
         """Have a send whose numbers were found good stored by the compiled path; its answer, not

@@ -151,12 +151,6 @@ class Delay:
             soonest = min(soonest, max(due_ms, self._blocked.get(level, 0)))
         return soonest
 
-    def is_planned(self, levels: int) -> bool:
-        """Whether the next message of each of these levels (as bits) is known."""
-        return all(
-            level in self._due for level in range(levels.bit_length()) if levels >> level & 1
-        )
-
     def _look(self, broker: Broker, level: int, end: int, now_ms: int) -> int | None:
         """When the next unit of a level is due; None if there is none."""
         store, queue_id = broker.store, level - 1

@@ -233,11 +233,6 @@ class Half:
             soonest = min(soonest, self._next_ms)
         return soonest
 
-    def is_planned(self, broker: Broker, now_ms: int) -> bool:
-        """Whether a check is planned, and more halves don't change that."""
-        longest_ms = broker.config.transaction_check_interval_ms
-        return broker.deadline_ms <= self._next_ms and now_ms < self._next_ms <= now_ms + longest_ms
-
     def _has_work(self, store: Store) -> bool:
         return self.offset < store.max_offset(names.HALF_TOPIC, 0) or (
             self._op_offset < store.max_offset(names.OP_TOPIC, 0)

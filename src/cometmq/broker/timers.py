@@ -58,7 +58,6 @@ FLUSH = "timers"
 RETRY_MS = 100  # after the store refused a delivery
 DISK_RETRY_MS = 1_000  # after the disk refused a file
 CLEAN_MS = 30_000
-ENTER_MS = 10  # at least between two looks at the queue: together they cost less
 # In one tick; the rest waits for the next, so that requests get in. Of the compiled path SIMPLE
 # times as many are not dearer.
 MOST_ENTERED = 500
@@ -118,7 +117,6 @@ class Timers:
         self._safe_from = 0  # the log must be durable up to here: delivered, or to be delivered
         self._blocked_ms = 0
         self._is_refused = False  # and said so
-        self._entered_ms = 0  # when the queue was last looked at
         self._enter_upto = 0  # no other slot is read before the queue up to here has entered
         self._flush_ms = 0
         self._clean_ms = now_ms + CLEAN_MS
@@ -189,12 +187,8 @@ class Timers:
         soonest = NEVER_MS
         if self._proof is None and self._is_unproven:
             soonest = self._flush_ms
-        if self._leaving:
+        if self.queue_offset < broker.store.max_offset(names.TIMER_TOPIC, 0) or self._leaving:
             return min(soonest, max(self._blocked_ms, now_ms))
-        if self.queue_offset < broker.store.max_offset(names.TIMER_TOPIC, 0):
-            wait_ms = self._entered_ms + ENTER_MS - now_ms
-            enter_ms = now_ms + (wait_ms if 0 < wait_ms <= ENTER_MS else 0)
-            soonest = min(soonest, max(self._blocked_ms, enter_ms))
         if self.read_ms <= self._last_slot_ms and self.queue_offset >= self._enter_upto:
             soonest = min(soonest, max(self._blocked_ms, self.read_ms + self._precision_ms))
         return soonest
@@ -226,8 +220,6 @@ class Timers:
             log.error("timed messages expired unread count=%d", begin - self.queue_offset)
             self.lost += begin - self.queue_offset
             self.queue_offset = begin
-        if self.queue_offset < end:
-            self._entered_ms = now_ms
         left = MOST_ENTERED * SIMPLE
         while left > 0 and self.queue_offset < end:
             count = self._enter_simple(store, min(left, end - self.queue_offset), now_ms)
