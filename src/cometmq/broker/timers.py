@@ -118,6 +118,7 @@ class Timers:
         self._blocked_ms = 0
         self._is_refused = False  # and said so
         self._enter_upto = 0  # no other slot is read before the queue up to here has entered
+        self._waited_ms = -1  # the slot for which that was last asked
         self._flush_ms = 0
         self._clean_ms = now_ms + CLEAN_MS
         self._proof: _Proof | None = None
@@ -345,6 +346,11 @@ class Timers:
                 if slot is None:
                     self.read_ms += self._precision_ms
                     continue
+                if self._waited_ms != self.read_ms and self.unread(broker.store):
+                    # After a pause (a full disk) what deletes messages of this slot may be unread.
+                    self._waited_ms = self.read_ms
+                    self._enter_upto = broker.store.max_offset(names.TIMER_TOPIC, 0)
+                    return
                 leaving = self._leaving = _Leaving(slot)
             while leaving.at >= 0 and units:
                 units -= self._read_simple(broker.store, leaving, units)

@@ -358,6 +358,18 @@ def test_a_recall_reaches_a_rolled_message(benches: Benches) -> None:
     assert delivered(bench) == []
 
 
+def test_a_recall_counts_though_the_timers_paused(benches: Benches) -> None:
+    """A disk that refused a file makes them wait; when they go on, the recall is read first."""
+    bench = benches(is_recall_enabled=True)
+    handle = bench.sent(body=b"gone", props=after(3000, UNIQ_KEY="K")).ext["recallHandle"]
+    bench.sent(body=b"kept", props=after(3000, UNIQ_KEY="L"))
+    bench.advance(1000)
+    bench.broker.timers._blocked_ms = bench.now_ms + 6000
+    assert recalled(bench, handle).code == 0
+    bench.advance(20_000)
+    assert delivered(bench) == [b"kept"]
+
+
 def test_a_recall_of_the_same_key_in_another_topic_changes_nothing(benches: Benches) -> None:
     bench = benches(is_recall_enabled=True)
     bench.sent("A", props=after(5000, UNIQ_KEY="K"))
