@@ -185,6 +185,17 @@ def selected_servers() -> set[str]:
     return chosen
 
 
+@dataclass(frozen=True)
+class Chain:
+    """Who owns a store directory in turn, and how each but the last is stopped."""
+
+    owners: tuple[str, ...]
+    is_killed: bool = False
+
+    def __str__(self) -> str:
+        return ("-killed-" if self.is_killed else "-then-").join(self.owners)
+
+
 def selected_chains(chains: Sequence[T]) -> Sequence[T]:
     """Which chains of servers a run plays: all, or with COMETMQ_INTEROP_CHAINS=n so many of them,
     spread over the list. A chain takes up to a minute."""

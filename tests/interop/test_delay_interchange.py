@@ -19,7 +19,15 @@ from cometmq.message import StoredMessage
 from cometmq.wire import headers, message_id, properties, record
 from cometmq.wire.codes import PullFlag, RequestCode
 
-from .servers import Launcher, Server, Settings, free_broker_port, selected_chains, selected_servers
+from .servers import (
+    Chain,
+    Launcher,
+    Server,
+    Settings,
+    free_broker_port,
+    selected_chains,
+    selected_servers,
+)
 from .test_store_interchange import SIZES
 
 pytestmark = pytest.mark.interop
@@ -38,15 +46,6 @@ PACE = {
 SAVED_S = 12  # RocketMQ saves its delay offsets 10 s after its start for the first time
 QUIET_S = 4
 WITHIN_S = 90
-
-
-@dataclass(frozen=True)
-class Chain:
-    owners: tuple[str, str, str]
-    is_killed: bool = False
-
-    def __str__(self) -> str:
-        return ("-killed-" if self.is_killed else "-then-").join(self.owners)
 
 
 CHAINS = (

@@ -9,7 +9,6 @@ ordered queue stays taken, too.
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,15 @@ from cometmq.client.simple_consumer import PoppedMessage, SimpleConsumer
 from cometmq.wire import headers
 from cometmq.wire.codes import RequestCode
 
-from .servers import Launcher, Server, Settings, free_broker_port, selected_chains, selected_servers
+from .servers import (
+    Chain,
+    Launcher,
+    Server,
+    Settings,
+    free_broker_port,
+    selected_chains,
+    selected_servers,
+)
 
 pytestmark = pytest.mark.interop
 
@@ -34,15 +41,6 @@ SIZES = {
     "maxIndexNum": "4000",
     "mappedFileSizeTimerLog": str(52 * 100 + 30),
 }
-
-
-@dataclass(frozen=True)
-class Chain:
-    owners: tuple[str, str, str]
-    is_killed: bool = False
-
-    def __str__(self) -> str:
-        return ("-killed-" if self.is_killed else "-then-").join(self.owners)
 
 
 CHAINS = (

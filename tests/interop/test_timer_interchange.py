@@ -8,7 +8,6 @@ message comes exactly once; after a kill at least once.
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,15 @@ from cometmq.client.remote import Remote
 from cometmq.wire import headers, properties, record
 from cometmq.wire.codes import PullFlag, RequestCode
 
-from .servers import Launcher, Server, Settings, free_broker_port, selected_chains, selected_servers
+from .servers import (
+    Chain,
+    Launcher,
+    Server,
+    Settings,
+    free_broker_port,
+    selected_chains,
+    selected_servers,
+)
 
 pytestmark = pytest.mark.interop
 
@@ -34,15 +41,6 @@ SIZES = {
     "timerRollWindowSlot": "20",
     "recallMessageEnable": "true",
 }
-
-
-@dataclass(frozen=True)
-class Chain:
-    owners: tuple[str, str, str]
-    is_killed: bool = False
-
-    def __str__(self) -> str:
-        return ("-killed-" if self.is_killed else "-then-").join(self.owners)
 
 
 CHAINS = (

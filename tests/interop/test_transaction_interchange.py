@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,15 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.transaction import Outcome
 from cometmq.message import Message
 
-from .servers import Launcher, Server, Settings, free_broker_port, selected_chains, selected_servers
+from .servers import (
+    Chain,
+    Launcher,
+    Server,
+    Settings,
+    free_broker_port,
+    selected_chains,
+    selected_servers,
+)
 from .test_store_interchange import SIZES
 
 pytestmark = pytest.mark.interop
@@ -38,17 +45,6 @@ PATIENT = {**PROMPT, "transactionTimeOut": "60000"}
 APACHE_5 = {"transactionOpBatchInterval": "100"}
 WITHIN_S = 60
 QUIET_S = 4  # some checks long
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Who owns the directory in turn, and how each but the last is stopped."""
-
-    owners: tuple[str, ...]
-    is_killed: bool = False
-
-    def __str__(self) -> str:
-        return ("-killed-" if self.is_killed else "-then-").join(self.owners)
 
 
 CHAINS = (
