@@ -86,14 +86,9 @@ class Delay:
                 self.offsets[level] = most
 
     def encode(self) -> bytes:
-        version = self.version
         return fastjson.dumps(
             {
-                "dataVersion": {
-                    "counter": version.counter,
-                    "stateVersion": version.stateVersion,
-                    "timestamp": version.timestamp,
-                },
+                "dataVersion": msgspec.to_builtins(self.version),
                 "offsetTable": dict(sorted(self._safe.items())),
             },
             bare_int_keys=True,

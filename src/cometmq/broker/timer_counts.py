@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
+
 from cometmq.broker.state import StateFile
 from cometmq.errors import BodyError
 from cometmq.wire import fastjson
@@ -53,14 +55,9 @@ class TimerCounts:
         self.file.changed(now_ms)
 
     def encode(self) -> bytes:
-        version = self.version
         return fastjson.dumps(
             {
-                "dataVersion": {
-                    "counter": version.counter,
-                    "stateVersion": version.stateVersion,
-                    "timestamp": version.timestamp,
-                },
+                "dataVersion": msgspec.to_builtins(self.version),
                 "timingCount": {
                     topic: {"count": count, "timeStamp": at_ms}
                     for topic, (count, at_ms) in sorted(self.table.items())
