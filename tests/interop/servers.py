@@ -19,7 +19,7 @@ from .versions import APACHE_SERVERS
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180  # some ten when the machine has nothing else to do
 # Apache 5 alone waits about 15 s for its own threads; CometMQ promises 5 s.
 APACHE_STOP_TIMEOUT_S = 60
 COMET_STOP_TIMEOUT_S = 5
