@@ -48,7 +48,7 @@ check: $(STAMP) ## format, lint, types, house rules, unit and property tests
 spark-large: $(STAMP) ## the Spark connector with millions of messages, and killed at every step
 	$(PY) -m pytest -q -m large tests/spark $(ARGS)
 
-interop: $(STAMP) ## official Java and Go clients and Apache RocketMQ against CometMQ, both ways
+interop: $(STAMP) ## official Java and Go clients, a Node client and Apache RocketMQ against CometMQ, both ways
 	$(PY) -m pytest -q -m interop tests/interop $(ARGS)
 
 crash: $(STAMP) ## kill -9 under load, 200 times over all points and both flush modes (KILLS=n)

@@ -16,7 +16,7 @@ from .driver import Driver
 from .processes import kill_all, tail
 from .servers import Launcher, Server, Settings, selected_servers, start
 from .toolchain import Toolchain, Unavailable, prepare
-from .versions import PAIRS
+from .versions import APACHE_SERVERS, PAIRS
 
 SIZES = {
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
@@ -101,6 +101,20 @@ def server(
     yield running
     if pair[0] == "comet":
         running.stop()  # must end well after all this; the control's store is thrown away
+    running.kill()
+
+
+@pytest.fixture(scope="module", params=["comet", *APACHE_SERVERS])
+def any_server(
+    request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """For clients that are no Java: each server once."""
+    kind: str = request.param
+    if kind not in selected_servers():
+        pytest.skip(f"interop: {kind} is not selected")
+    folder = tmp_path_factory.mktemp(kind)
+    running = start(kind, toolchain, Settings(folder, folder / "store", sizes=SIZES | KINDS))
+    yield running
     running.kill()
 
 

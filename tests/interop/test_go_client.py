@@ -10,14 +10,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .conftest import KINDS, SIZES
-from .servers import Server, Settings, selected_servers, start
-from .toolchain import CACHE, HERE, Toolchain
+from .servers import Server
+from .toolchain import CACHE, HERE
 
 pytestmark = pytest.mark.interop
 
@@ -64,19 +62,6 @@ def go_program() -> Path:
             timeout=BUILD_TIMEOUT_S,
         )
     return program
-
-
-@pytest.fixture(scope="module", params=["comet", "apache-4", "apache-5"])
-def any_server(
-    request: pytest.FixtureRequest, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    kind: str = request.param
-    if kind not in selected_servers():
-        pytest.skip(f"interop: {kind} is not selected")
-    folder = tmp_path_factory.mktemp(f"go-{kind}")
-    running = start(kind, toolchain, Settings(folder, folder / "store", sizes=SIZES | KINDS))
-    yield running
-    running.kill()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
