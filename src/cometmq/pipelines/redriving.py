@@ -39,6 +39,7 @@ from cometmq.client.trace_story import find_by_key
 from cometmq.errors import CometError, NoRoute, SendFailed, UsageError
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import ParquetLake, writer_of
+from cometmq.pipelines.owners import is_alive
 from cometmq.pipelines.running import PipelineFailed, Tell
 from cometmq.spark.sink_rows import OWN_NAMES
 from cometmq.wire.codes import ResponseCode
@@ -396,7 +397,7 @@ class Lock:
         if self._files.claim(self.NAME, text):
             return
         other = self._other()
-        if other.get("host") == mine["host"] and not _is_alive(other.get("pid")):
+        if other.get("host") == mine["host"] and not is_alive(other.get("pid")):
             self._files.delete(self.NAME)
             if self._files.claim(self.NAME, text):
                 return
@@ -414,15 +415,3 @@ class Lock:
         except Exception:  # it went away, or is being written
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def _is_alive(pid: object) -> bool:
-    if not isinstance(pid, int) or pid == os.getpid():
-        return False  # a lock of our own process is one that an error left behind
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
