@@ -158,7 +158,7 @@ def test_slow_plain_handlers_get_all_threads(broker: LocalBroker) -> None:
     names = set()
 
     def handle(message: ReceivedMessage) -> None:
-        time.sleep(0.05)
+        time.sleep(0.2)
         names.add(threading.current_thread().name)
         seen(message)
 
@@ -168,7 +168,7 @@ def test_slow_plain_handlers_get_all_threads(broker: LocalBroker) -> None:
             await consumer.start()
             began = time.monotonic()
             await until(lambda: seen.count >= len(sent))
-            assert time.monotonic() - began < 1.5  # one thread would need 3 s
+            assert time.monotonic() - began < 6  # one thread would need 12 s
 
     run(work())
     assert len(names) == 20
@@ -255,7 +255,7 @@ def test_two_share_and_one_takes_over_after_a_close(broker: LocalBroker) -> None
         await one.close()
         more = await asyncio.to_thread(fill, broker, 100, tag="more")
         await until(lambda: second.count >= 150)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5  # at once, not with the rebalance of every 20 s
         assert Counter(first.bodies + second.bodies) == Counter(sent + more)
         await two.close()
 

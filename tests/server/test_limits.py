@@ -191,7 +191,7 @@ def test_a_waiting_pull_wakes_on_arrival_and_only_for_its_tag(up: Up) -> None:
         send(other, "orders", b"yes", tag="test-1")
         began = time.monotonic()
         answer = remote.wait(held, 5_000)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         assert answer.code == 0
         assert b"yes" in answer.body
         assert b"prod-1" not in answer.body

@@ -96,7 +96,7 @@ def test_it_serves_and_is_ready_at_once(kind: str | None, tmp_path: Path) -> Non
             assert send(remote, "made-by-sending", b"x").code == 0
         assert _bodies(broker, "orders", 1) == [b"hello"]
         assert (broker.broker_name, broker.store_path is None) == ("broker-a", kind == "memory")
-    assert ready_s < 0.5  # 0.02 measured; the rest is for a busy machine
+    assert ready_s < 3  # 0.02 measured; the rest is for a busy machine
     assert (tmp_path / "kept").exists() == (kind == "kept")
 
 
@@ -317,14 +317,14 @@ def test_fail_at_the_name_server(broker: LocalBroker) -> None:
 def test_delay_holds_one_answer_back(broker: LocalBroker) -> None:
     broker.create_topic("orders")
     with Remote(broker.broker_address) as remote, Remote(broker.broker_address) as other:
-        broker.delay(RequestCode.PULL_MESSAGE, 0.3)
+        broker.delay(RequestCode.PULL_MESSAGE, 1.5)
         send(other, "orders", b"x")
         began = time.monotonic()
         held = remote.send(RequestCode.PULL_MESSAGE, pull_ext("orders", 0, 0))
         remote.call(RequestCode.GET_BROKER_CONFIG)
-        assert time.monotonic() - began < 0.25
+        assert time.monotonic() - began < 1.4
         assert remote.wait(held).code == 0
-        assert 0.29 < time.monotonic() - began < 1
+        assert 1.45 < time.monotonic() - began < 5
 
 
 def test_delay_of_an_answer_that_waits_itself(broker: LocalBroker) -> None:
@@ -336,7 +336,7 @@ def test_delay_of_an_answer_that_waits_itself(broker: LocalBroker) -> None:
         send(other, "orders", b"x")
         began = time.monotonic()
         assert remote.wait(held).code == 0
-        assert 0.15 < time.monotonic() - began < 1
+        assert 0.15 < time.monotonic() - began < 5
 
 
 def test_drop_does_it_and_never_answers(broker: LocalBroker) -> None:

@@ -269,6 +269,61 @@ def test_a_cut_connection_is_tried_again(broker: LocalBroker) -> None:
     assert bodies == {b"%d" % n for n in range(200)}
 
 
+@pytest.mark.parametrize("topic", ["line-known", "line-made-by-the-first"])
+def test_sends_begun_while_connecting_keep_their_order(broker: LocalBroker, topic: str) -> None:
+    """One more in every turn of the loop: while the route is asked for, while the connection is
+    made, and in the turns in which it is there and those before have not been told yet."""
+    if topic == "line-known":
+        broker.create_topic(topic, queues=1)
+
+    async def scenario() -> None:
+        async with Producer("shop", namesrv=broker.namesrv) as producer:
+            waiting = []
+            for n in range(600):
+                if n == 300:
+                    broker.cut_connections()
+                waiting.append(
+                    producer.send_async(
+                        Message(topic, b"%d" % n), selector=lambda queues: queues[0]
+                    )
+                )
+                await asyncio.sleep(0)
+            done = await asyncio.gather(*waiting, return_exceptions=True)
+        lost = {n for n, one in enumerate(done) if isinstance(one, Exception)}
+        kept = [int(one.body) for one in stored(broker, topic, 1)]
+        assert kept == sorted(kept)
+        assert set(range(600)) - set(kept) <= lost
+
+    asyncio.run(scenario())
+
+
+def test_one_in_the_line_does_not_wait_longer_than_it_may() -> None:
+    """The first may wait for three seconds, those behind it for less."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        async def scenario() -> list[float]:
+            began = time.monotonic()
+            took: list[float] = []
+
+            def note(_: Any) -> None:
+                took.append(time.monotonic() - began)
+
+            async with Producer("shop", namesrv=address) as producer:
+                sent = [
+                    producer.send_async(Message("t", b"x"), note, timeout_ms=ms)
+                    for ms in (3000, 300, 700, 100)
+                ]
+                for error in await asyncio.gather(*sent, return_exceptions=True):
+                    assert isinstance(error, SendFailed) and address in str(error)
+            return took
+
+        took = asyncio.run(scenario())
+    wanted = (0.1, 0.3, 0.7, 3.0)
+    assert all(took_s >= wanted_s for took_s, wanted_s in zip(took, wanted, strict=True))
+    assert max(took[:3]) < 3.0  # who may wait longest came first and kept nobody
+
+
 def test_many_threads_share_a_producer(broker: LocalBroker) -> None:
     broker.create_topic("threads", queues=4)
     failed: list[BaseException] = []

@@ -109,11 +109,11 @@ def test_delay(proxy: Proxy) -> None:
         connection.sendall(b"a")
         connection.sendall(b"b")
         assert _read(connection, 2) == b"ab"
-        assert 0.19 < time.monotonic() - began < 1
+        assert 0.19 < time.monotonic() - began < 5
         proxy.delay(0)
         connection.sendall(b"c")
         assert _read(connection, 1) == b"c"
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         with pytest.raises(UsageError):
             proxy.delay(-1)
 

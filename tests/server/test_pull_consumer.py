@@ -209,7 +209,7 @@ def test_a_waiting_poll_wakes_at_once(broker: LocalBroker) -> None:
             sent_at = time.monotonic()
             await asyncio.to_thread(put, broker, 1, queue_id=0)
             assert numbers(await waiting) == [0]
-            assert time.monotonic() - sent_at < 1
+            assert time.monotonic() - sent_at < 5  # woken: it would have waited ten
 
     asyncio.run(run())
 
@@ -543,7 +543,7 @@ def test_a_plain_pull_may_wait(broker: LocalBroker) -> None:
             began = time.monotonic()
             await asyncio.to_thread(put, broker, 1, queue_id=0)
             assert numbers((await waiting).messages) == [0]
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 5  # woken: it would have waited ten
 
     asyncio.run(run())
 

@@ -21,6 +21,7 @@ from cometmq.client import outgoing
 from cometmq.client.compression import compress
 from cometmq.client.connection import Connection
 from cometmq.client.latency import BrokerHealth
+from cometmq.client.lines import Lines
 from cometmq.client.outgoing import SendTemplate
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
@@ -84,6 +85,7 @@ class Producer:
         self._templates: dict[str, SendTemplate] = {}
         self._turns: dict[str, RoundRobin] = {}
         self.lanes: dict[str, Lane] = {}
+        self.lines = Lines()
         self.routes = self.session.routes.known
         self._checked: set[str] = set()
         self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None

@@ -25,10 +25,10 @@ import msgspec
 
 from cometmq.client.compression import Compression
 from cometmq.client.connection import Connection, Stored
+from cometmq.client.lines import ConnectionLine, RouteLine
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
 from cometmq.client.selector import Selector
 from cometmq.errors import (
-    CometError,
     ConnectionLost,
     NoRoute,
     RequestRefused,
@@ -155,36 +155,26 @@ class Sending(msgspec.Struct, eq=False, gc=False):
                     self.broker = queue.broker
                     connection.send(header, self.born_ms, self.properties, self.body, self)
                     return
-        if route is not None and route.to_send:
+        line = producer.lines.get(topic)
+        if line is not None:
+            line.join(self)
+        elif route is not None and route.to_send:
             self._to(route)
         else:
-            self.producer.session.spawn(self._find_route())
+            producer.lines.begin(topic, RouteLine(producer, topic), self)
 
-    async def _find_route(self) -> None:
-        producer = self.producer
-        try:
-            async with asyncio.timeout_at(self.ends):
-                route = await producer.session.routes.need(
-                    self.topic, create_queues=producer.send_options.default_queues
-                )
-        except TimeoutError:
-            late = RequestTimeout(f"no route from {producer.session.names} in time")
-            self._failed_once("name servers", late, sent=False)
-        except (ConnectionLost, RequestRefused) as error:
-            # A name server that is away is not the message's fault: as long as there is time.
-            if self.producer.loop.time() + 0.2 < self.ends and isinstance(error, ConnectionLost):
-                await asyncio.sleep(0.2)
-                self.launch()
-            else:
-                self._note(f"route: {error}")
-                self._give_up(error)
-        except CometError as error:
-            self._end(error)
+    def routed(self, route: Route) -> None:
+        if route.to_send:
+            self._to(route)
         else:
-            if route.to_send:
-                self._to(route)
-            else:
-                self._end(NoRoute(self.topic, route.why_not_sent))
+            self._end(NoRoute(self.topic, route.why_not_sent))
+
+    def not_routed(self, error: Exception) -> None:
+        if isinstance(error, (ConnectionLost, RequestRefused, RequestTimeout)):
+            self._note(f"route: {error}")
+            self._give_up(error)
+        else:
+            self._end(error)
 
     def _to(self, route: Route) -> None:
         producer = self.producer
@@ -199,13 +189,18 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         if address is None:
             self._end(NoRoute(self.topic, f"broker {queue.broker} has no leader registered"))
             return
+        line = producer.lines.get(address)
+        if line is not None:
+            line.join(self)
+            return
         connection = producer.session.connections.known(address)
         if connection is not None and connection.is_open:
-            self._write(connection)
+            self.connected(connection)
             if self.is_plain:
                 producer.open_lane(route, queue)
         else:
-            producer.session.spawn(self._dial(address))
+            line = ConnectionLine(producer, address, queue.broker)
+            producer.lines.begin(address, line, self)
 
     def choose(self, route: Route) -> MessageQueue:
         if self.select is not None:
@@ -217,19 +212,10 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             return self.queue
         return self.producer.choose(self.topic, route.to_send, self.broker)
 
-    async def _dial(self, address: str) -> None:
-        try:
-            async with asyncio.timeout_at(self.ends):
-                connection = await self.producer.session.connections.get(address, self.broker)
-        except TimeoutError:
-            text = f"TCP connect to {address} took longer than the send may"
-            self._failed_once(self.broker, Unreachable(text), sent=False)
-        except CometError as error:
-            self._failed_once(self.broker, error, sent=False)
-        else:
-            self._write(connection)
+    def not_connected(self, error: Exception) -> None:
+        self._failed_once(self.broker, error, sent=False)
 
-    def _write(self, connection: Connection) -> None:
+    def connected(self, connection: Connection) -> None:
         producer = self.producer
         queue = self.queue
         assert queue is not None
