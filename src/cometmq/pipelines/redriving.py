@@ -25,6 +25,7 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -98,9 +99,17 @@ class Redrive:
     """One process at work on one table."""
 
     def __init__(
-        self, spark: SparkSession, lake: str, namesrv: str, tell: Tell, stop: threading.Event
+        self,
+        spark: SparkSession,
+        lake: str,
+        namesrv: str,
+        tell: Tell,
+        stop: threading.Event,
+        keywords: Mapping[str, Any] | None = None,
     ) -> None:
+        """`keywords`: of our clients, for keys and TLS."""
         self._spark, self._namesrv = spark, namesrv
+        self._keywords = dict(keywords or {})
         self._tell, self._stop = tell, stop
         home = f"{lake}/redrive"
         self._name = writer_of(spark, home)
@@ -169,7 +178,7 @@ class Redrive:
     def _planned(self, rows: list[tuple[Any, ...]], number: int) -> list[tuple[Any, ...]]:
         """Each letter with its number and its queue, or with why it can't be sent."""
         planned = []
-        with Admin(self._namesrv) as admin:
+        with Admin(self._namesrv, **self._keywords) as admin:
             queues: dict[str, tuple[MessageQueue, ...] | str] = {}
             for *letter, shard in rows:
                 topic = letter[2]
@@ -194,8 +203,8 @@ class Redrive:
         waiting: dict[MessageQueue | None, str] = {}
         told_s = time.monotonic()
         with (
-            Producer(GROUP, namesrv=self._namesrv, retries=0) as producer,
-            Admin(self._namesrv) as admin,
+            Producer(GROUP, namesrv=self._namesrv, retries=0, **self._keywords) as producer,
+            Admin(self._namesrv, **self._keywords) as admin,
             ThreadPoolExecutor(AT_ONCE) as pool,
         ):
             sender = Sender(producer, admin, f"dlq-{self._name}", self._stop, is_resumed)

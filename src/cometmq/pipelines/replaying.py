@@ -20,7 +20,12 @@ from cometmq.pipelines.compacting import state_of
 from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import writer_of
-from cometmq.pipelines.reaching import target_queues, words_to_options
+from cometmq.pipelines.reaching import (
+    access_options,
+    other_access,
+    target_queues,
+    words_to_options,
+)
 from cometmq.pipelines.replay_plan import MAX_SLICES, Bucket, Plan, Progress, Slice, slices_of
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, reason_of, to_stderr
 from cometmq.spark.plan import nested
@@ -58,6 +63,8 @@ def replay(
     from_namesrv: str | None = None,
     rows_per_batch: int = 200_000,
     bad_records: str | None = None,
+    access: str | None = None,
+    from_access: str | None = None,
     source_options: list[str] | None = None,
     sink_options: list[str] | None = None,
     tell: Tell = to_stderr,
@@ -71,14 +78,17 @@ def replay(
     fast, original, or a factor of it such as 2x or 0.5x, by store time, in steps of a second.
     `order` says what stays in order, as in mirror. `{topic}` in `to_topic` stands for the topic
     that a message comes from. Run again with the same checkpoint it goes on where it ended.
+    `access`: a file with ACL keys and TLS settings; `from_access`: the one of `from_namesrv`.
     """
     factor = _factor(pace)
-    source = words_to_options(source_options, "source_options")
-    sink = words_to_options(sink_options, "sink_options")
+    home = from_namesrv or namesrv
+    keys = access_options(access)
+    source = other_access(from_access, keys, "FROM", home != namesrv)
+    source |= words_to_options(source_options, "source_options")
+    sink = keys | words_to_options(sink_options, "sink_options")
     check_order(order, source)
     topics = _topics(lake, topic)
     span = _span(begin, end)
-    home = from_namesrv or namesrv
     if lake is None and home == namesrv and to_topic in topics:
         raise UsageError(
             f"replay: {to_topic!r} would be replayed into itself, where its consumers can't tell "
