@@ -151,7 +151,7 @@ def test_killed_at_every_step(tmp_path: Path, broker: LocalBroker, query: str) -
 def test_killed_at_any_time(tmp_path: Path, broker: LocalBroker, seed: int) -> None:
     """Driver or workers, at moments that nobody chose, with a slow broker that loses answers."""
     dice = random.Random(seed)
-    pipes = Pipes(tmp_path, broker, 40_000)
+    pipes = Pipes(tmp_path, broker, 20_000)
     for _ in range(6):
         broker.clear_faults()
         broker.delay(SEND, 0.05, times=100_000)
