@@ -42,7 +42,7 @@ def send(
             if pause_s:
                 time.sleep(pause_s)
         for one in waiting:
-            one.result(30)
+            one.result(WAIT_S)
 
 
 def read_topic(namesrv: str, topic: str) -> list[ReceivedMessage]:
@@ -91,11 +91,15 @@ class Pipeline:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """All of it at once: driver, JVM and workers."""
-        for pid in _family(self._process.pid):
+        """All of it at once: driver, JVM and workers. None of them is left at work."""
+        family = _family(self._process.pid)
+        for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        give_up = time.monotonic() + 30
+        while any(_is_at_work(pid) for pid in family) and time.monotonic() < give_up:
+            time.sleep(0.02)
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -109,6 +113,14 @@ def running(log: Path, name: str, **settings: object) -> Iterator[Pipeline]:
         yield made
     finally:
         made.close()
+
+
+def _is_at_work(pid: int) -> bool:
+    """A killed process has no command line left, also while nobody has asked for its end."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 def _parent(pid: int) -> int:

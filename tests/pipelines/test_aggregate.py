@@ -109,16 +109,17 @@ def test_the_example_runs_stops_cleanly_and_goes_on(
     words += ["--conf", "spark.sql.shuffle.partitions=1"]
     program = Program("pipeline", "run", str(EXAMPLE), *words, env={"PYTHONPATH": SOURCE})
     try:
-        program.wait_for_error("starting Spark", 60)
+        program.wait_for_error("starting Spark", 300)
         assert "5 rows" in program.wait_for_error("orders-by-minute: batch 0", 300)
-        give_up = time.monotonic() + 120
+        give_up = time.monotonic() + 300
         while len(list(tmp_path.glob("lake/country=*/*.parquet"))) < 2:
             assert time.monotonic() < give_up, program.error_text()
             time.sleep(0.1)
         program.process.send_signal(signal.SIGTERM)
-        program.wait_for_error("SIGTERM: stopping after the batch under way")
-        assert program.process.wait(120) == 0, program.error_text()
-        time.sleep(0.1)
+        program.wait_for_error("SIGTERM: stopping after the batch under way", 300)
+        assert program.process.wait(300) == 0, program.error_text()
+        for pump in program._pumps:  # until all that it said is read
+            pump.join(60)
         summary = [program._lines.get_nowait() for _ in range(program._lines.qsize())]
     finally:
         program.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +20,25 @@ from cometmq import Admin, MessageQueue
 from cometmq.errors import DataLost, UsageError
 from cometmq.pipelines import archive
 from cometmq.pipelines import compact as compact_lake
-from cometmq.pipelines.compacting import HOME, Compaction, Partition, is_worth_it
+from cometmq.pipelines.compacting import (
+    HOME,
+    SWAP,
+    Compaction,
+    Mark,
+    Partition,
+    is_worth_it,
+    mark_of,
+    state_of,
+)
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.owners import PLENTY_MS, Owner, me
 from cometmq.pipelines.retention import RetentionWatch
 from cometmq.pipelines.running import PipelineFailed
 from cometmq.testing.local import LocalBroker
 
 from .pipes import running, send
 from .test_lake import Killed, Mortal
+from .topics import lake_files as files
 
 
 def table_of(lake: Path) -> pa.Table:
@@ -38,10 +50,6 @@ def table_of(lake: Path) -> pa.Table:
 
 def bodies(lake: Path) -> list[int]:
     return sorted(int(one) for one in table_of(lake).column("body").to_pylist())
-
-
-def files(lake: Path) -> list[Path]:
-    return sorted(one for one in lake.rglob("*.parquet") if "_cometmq" not in one.parts)
 
 
 def test_topics_come_into_folders_once(
@@ -208,7 +216,7 @@ def test_closed_hours_are_merged(spark: SparkSession, tmp_path: Path) -> None:
     assert outcome.batches == 1 and outcome.rows == 30 and outcome.figures["files"] == "3 to 1"
     assert len(list((tmp_path / "topic=t" / "date=2026-03-01" / "hour=07").glob("*.parquet"))) == 1
     assert len(list(open_hour.glob("*.parquet"))) == 3, "the current hour is left alone"
-    assert list((tmp_path / "_cometmq" / "compaction").iterdir()) == []
+    assert names(tmp_path / "_cometmq" / "compaction") == ["last"]
     assert bodies(tmp_path) == sorted([*range(30), *range(30)])
     merged = table_of(tmp_path / "topic=t" / "date=2026-03-01")
     assert merged.column("queue_offset").to_pylist() == list(range(1, 31))
@@ -252,8 +260,12 @@ def test_compaction_killed_at_any_step(
             if len(one.files) > 1:
                 again.merge(one)
         assert len(files(path)) == 1 and _seen(path) == list(range(30))
-        assert not any(one.suffix for one in (path / "_cometmq" / "compaction").iterdir())
+        assert not any(mark_of(one) for one in names(path / "_cometmq" / "compaction"))
     assert deaths > 8
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
 
 
 def merged_by_arrow(self: Compaction, one: Partition, number: str) -> int:
@@ -286,6 +298,57 @@ def test_a_file_that_another_compaction_took(spark: SparkSession, tmp_path: Path
     second.files = Slow(spark, str(tmp_path))
     assert second.merge(closed)[0] == 0
     assert bodies(tmp_path) == list(range(30)) and len(files(tmp_path)) == 1
+    third = Compaction(spark, str(tmp_path), 1 << 30)
+    assert third.merge(closed)[0] == 0, "listed before, gone when it is read"
+    assert bodies(tmp_path) == list(range(30)) and len(files(tmp_path)) == 1
+    assert names(tmp_path / HOME) == ["last"]
+
+
+def test_a_compaction_at_work_is_left_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that starts while another one's files are on their way must not take the swap for one
+    that was cut off: it would put the old files back beside the new ones."""
+    monkeypatch.setattr(Compaction, "_write_merged", merged_by_arrow)
+    small_files(spark, tmp_path)
+    other = Compaction(spark, str(tmp_path), 1 << 30)
+    seen: list[str | None] = []
+
+    class Watched(Files):
+        def move(self, source: str, target: str) -> None:
+            assert other.finish_former() == 0
+            seen.append(state_of(self))
+            super().move(source, target)
+
+    first = Compaction(spark, str(tmp_path), 1 << 30)
+    (closed,) = first.closed(2_000_000_000_000)
+    first.files = Watched(spark, str(tmp_path))
+    assert first.merge(closed) == (1, 30)
+    assert bodies(tmp_path) == list(range(30)) and len(files(tmp_path)) == 1
+    assert seen.count(None) >= 5, "whoever reads meanwhile can know"
+    assert state_of(first.files)
+
+
+def test_whose_a_swap_is(spark: SparkSession, tmp_path: Path) -> None:
+    mine = me()
+    for owner, is_at_work in (
+        (mine, False),  # of this process, and not at work in it
+        (Owner(mine.host, os.getppid(), mine.began_ms), True),
+        (Owner(mine.host, 2**22 + 1, mine.began_ms), False),  # no such process
+        (Owner("elsewhere", 1, mine.began_ms), True),
+        (Owner("elsewhere", 1, mine.began_ms - PLENTY_MS - 1), False),
+        (None, False),  # of an older version
+    ):
+        mark = Mark("0000000000001-ab", SWAP, owner)
+        assert mark_of(mark.name.removeprefix(f"{HOME}/")) == mark
+        assert mark.is_at_work() is is_at_work, owner
+    # Two find one that is left behind: one of them gets it.
+    gone = Mark("0000000000001-ab", SWAP, Owner(mine.host, 2**22 + 1, 7))
+    (tmp_path / HOME).mkdir(parents=True)
+    (tmp_path / gone.name).write_text('{"old": {}, "new": {}}')
+    hands = [Compaction(spark, str(tmp_path), 1) for _ in range(2)]
+    taken = [hand._take_over(gone) for hand in hands]
+    assert taken[0] is not None and taken[1] is None
 
 
 def test_merged_files_are_counted(

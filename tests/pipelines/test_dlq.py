@@ -37,7 +37,7 @@ def let_die(broker: LocalBroker, group: str, topic: str, count: int) -> None:
     ):
         consumer.subscribe(topic, lambda _: Later(delay_level=-1))
         consumer.start()
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while len(admin.dead_letters(group)) < count:
             assert time.monotonic() < give_up
             time.sleep(0.05)

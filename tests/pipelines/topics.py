@@ -3,6 +3,7 @@ choice."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,19 @@ def send_born(broker: LocalBroker, topic: str, bodies: dict[bytes, int]) -> None
             assert remote.ask(RequestCode.SEND_MESSAGE_V2, ext, body).code == 0
 
 
+def lake_files(lake: Path) -> list[Path]:
+    """What a reader of a lake finds, also while someone writes to it: folders that are not for
+    readers (_cometmq, _temporary) are not looked into, and what vanishes meanwhile is not there."""
+    found: list[Path] = []
+    for folder, inner, names in os.walk(lake):  # a folder that has gone is passed over
+        inner[:] = [name for name in inner if not name.startswith(("_", "."))]
+        found += [Path(folder, name) for name in names if name.endswith(".parquet")]
+    return sorted(found)
+
+
 def table(path: Path, **more: Any) -> list[dict[str, Any]]:
     """A Parquet table, by another engine than the one that wrote."""
-    files = [str(one) for one in sorted(path.rglob("*.parquet")) if "_cometmq" not in str(one)]
+    files = [str(one) for one in lake_files(path)]
     found = dataset.dataset(files, format="parquet", **more).to_table()
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows

@@ -47,8 +47,15 @@ RUN = (
     "filters.md",
     "ttl-and-deduplication.md",
 )
-COMPILED = ("embedded-broker.md", "outbox.md", "idempotence.md", "spark.md")
-"""They need databases, are pieces of a reader's own test, or run in tests/spark."""
+COMPILED = (
+    "embedded-broker.md",
+    "outbox.md",
+    "idempotence.md",
+    "spark.md",
+    "pipelines.md",
+    "pipelines-analysis.md",
+)
+"""They need databases, are pieces of a reader's own test, or run beside the tests of Spark."""
 FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUIET_S = 0.25  # without anything new a consumer's run() ends
 RUN_S = 10.0
@@ -182,7 +189,7 @@ def test_the_blocks_of_the_embedded_broker_that_are_whole_run(broker: LocalBroke
 
 
 def test_anchors_between_pages_lead_somewhere() -> None:
-    for page in RUN:
+    for page in (*RUN, *COMPILED):
         text = (DOCS / page).read_text()
         for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
             other = (DOCS / target).read_text() if target else text

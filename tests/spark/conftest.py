@@ -17,7 +17,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from streams import Stream  # noqa: E402
+from streams import WAIT_S, Stream  # noqa: E402
 
 from cometmq import Message, MessageQueue, Producer  # noqa: E402
 from cometmq.testing.local import LocalBroker  # noqa: E402
@@ -110,7 +110,7 @@ def send_all(
         message = Message(topic, str(number).encode(), **more)
         sent.append(producer.send_async(message, queue=where))
     for one in sent:
-        one.result(30)
+        one.result(WAIT_S)
 
 
 def send_numbers(broker: LocalBroker, topic: str, count: int, *, queues: int) -> None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 90
+WAIT_S = 300  # a JVM on a busy machine
 
 
 class Stream:

@@ -47,7 +47,7 @@ def fill(broker: LocalBroker, numbers: range) -> None:
 def expire(broker: LocalBroker) -> None:
     """The first files of the log go; more of them may go a little later."""
     broker.move_clock(100 * 3600)
-    least, ends = 0, time.monotonic() + 30
+    least, ends = 0, time.monotonic() + WAIT_S
     with Remote(broker.broker_address) as remote:
         where = {"topic": "t", "queueId": "0"}
         while not least > 100:  # what is not flushed yet does not go

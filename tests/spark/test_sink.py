@@ -78,7 +78,7 @@ def test_strings_queue_ids_and_delays(spark: SparkSession, broker: LocalBroker, 
         f.when(f.col("id") % 10 == 0, f.timestamp_millis(f.lit(5000))).alias("deliver_time"),
     )
     write(frame, broker, topic)
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 300
     while count_topic(broker.namesrv, topic) < 40 and time.monotonic() < give_up:
         time.sleep(0.2)
     found = read_topic(broker.namesrv, topic)

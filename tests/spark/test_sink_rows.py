@@ -388,7 +388,6 @@ def schema(text: str) -> types.StructType:
         ("body string, properties map<string,int>", {}, ["map<string,string>"]),
         ("body string, deliver_time date", {}, ["'deliver_time' is date"]),
         ("tags string", {}, ["no column 'body'"]),
-        ("body string, queue_id int, sharding_key string", {}, ["exclude each other"]),
         ("body string, delay_level int, deliver_time bigint", {}, ["exclude each other"]),
         ("body string, broker string", {}, ["'queue_id' is meant"]),
         ("tags string", {"bodyFormat": "json"}, ["no column is left"]),

@@ -79,8 +79,9 @@ def _show(name: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from cometmq.pipelines import catalogue
-    from cometmq.pipelines.running import stopping_on_signals
+    from cometmq.pipelines.running import explained, stopping_on_signals
 
+    catalogue.refuse_secrets(arguments.changes)
     stop = threading.Event()
     work: Any
     if arguments.name.endswith(".toml"):
@@ -102,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from cometmq.spark.local import session
 
     spark = session(f"cometmq {name}", master=arguments.master, settings=_conf(arguments.conf))
-    with stopping_on_signals(stop):
+    with stopping_on_signals(stop), explained(name):
         outcome = work(spark)
     for line in outcome.lines():
         print(line)

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Literal
 
 from cometmq.errors import UsageError
+from cometmq.pipelines.reaching import access_options
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to
 from cometmq.pipelines.spec import Transform, Watermark, transformed
@@ -40,6 +41,7 @@ def aggregate(
     format: Literal["parquet", "delta", "iceberg"] = "parquet",
     starting_offsets: str = "earliest",
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
     tell: Tell = to_stderr,
     stop: threading.Event | None = None,
 ) -> Outcome:
@@ -49,16 +51,17 @@ def aggregate(
     of it. Rows: window_start, window_end, the fields of `by`, `messages`, `sum_<field>` of each of
     `sums`. A window is written when `late` has passed since the newest event; the newest windows of
     a run stay open for the next one. Into a topic each row is a JSON body whose key is the window's
-    start and the fields of `by`.
+    start and the fields of `by`. `access`: a file with ACL keys and TLS settings.
     """
     if (to_topic is None) == (lake is None):
         raise UsageError("aggregate writes to to_topic or to lake: give one")
     checked_trigger(trigger)
+    cluster = {"namesrv": namesrv, **access_options(access)}
     name = f"aggregate-{topic}"
     with explained(name):
         rows = (
             spark.readStream.format("rocketmq")
-            .option("namesrv", namesrv)
+            .options(**cluster)
             .option("topic", topic)
             .option("startingOffsets", starting_offsets)
             .load()
@@ -66,7 +69,7 @@ def aggregate(
         what = Transform(json=schema, watermark=Watermark(event_time, late))
         counted = _counted(transformed(spark, rows, what), event_time, window, by or [], sums or [])
         writer = _writer(
-            spark, counted, name, namesrv, by or [], to_topic, lake, format, checkpoint, trigger
+            spark, counted, name, cluster, by or [], to_topic, lake, format, checkpoint, trigger
         )
     return run_stream(name, writer, tell=tell, stop=stop)
 
@@ -75,7 +78,7 @@ def _writer(
     spark: SparkSession,
     counted: DataFrame,
     name: str,
-    namesrv: str,
+    cluster: dict[str, str],
     by: list[str],
     to_topic: str | None,
     lake: str | None,
@@ -88,7 +91,7 @@ def _writer(
             spark,
             _as_messages(counted, by),
             format="rocketmq",
-            options={"namesrv": namesrv, "topic": to_topic},
+            options={**cluster, "topic": to_topic},
             checkpoint=checkpoint,
             trigger=trigger,
             name=name,

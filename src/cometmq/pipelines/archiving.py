@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal
 from cometmq.errors import UsageError
 from cometmq.pipelines.compacting import compact as compact_lake
 from cometmq.pipelines.files import Files
-from cometmq.pipelines.reaching import words_to_options
+from cometmq.pipelines.reaching import access_options, words_to_options
 from cometmq.pipelines.retention import RetentionWatch, shown
 from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, open_lake, with_trigger
@@ -81,6 +81,7 @@ def archive(
     retention_margin: float = 0.25,
     fail_on_data_loss: bool = True,
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
     source_options: list[str] | None = None,
     tell: Tell = to_stderr,
     stop: threading.Event | None = None,
@@ -95,6 +96,7 @@ def archive(
     their retention; what they did delete fails the run, or is counted with
     `fail_on_data_loss=false`. The checkpoint is kept in the lake unless you say where: two archives
     into one lake need one each. Delta and Iceberg batches pass through the driver's memory.
+    `access`: a file with ACL keys and TLS settings.
     """
     when = _event_time(event_time)
     if (topic is None) == (topic_pattern is None):
@@ -107,7 +109,7 @@ def archive(
         if format == "iceberg" and lake.startswith("catalog:"):
             raise UsageError("archive into a catalogue's table needs a checkpoint")
         checkpoint = f"{lake.rstrip('/')}/{_CHECKPOINT}"
-    more = words_to_options(source_options, "source_options")
+    more = access_options(access) | words_to_options(source_options, "source_options")
     options = {
         "namesrv": namesrv,
         "startingOffsets": starting_offsets,

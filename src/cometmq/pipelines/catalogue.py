@@ -62,6 +62,25 @@ def settings_of(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
+def refuse_secrets(changes: Sequence[str]) -> None:
+    """Every user of a machine can read the command lines of its processes."""
+    from cometmq.spark.tls import TLS_OPTIONS
+
+    hidden = {option.name.lower() for option in TLS_OPTIONS if option.is_secret}
+    for change in changes:
+        key, _, value = change.partition("=")
+        words = [key.rpartition(".")[2]]
+        if key.strip().replace("-", "_") in ("source_options", "sink_options"):
+            words = [word.partition("=")[0] for word in value.split(",")]
+        for word in words:
+            if word.strip().lower() in hidden:
+                raise UsageError(
+                    f"--set {key.strip()}: {word.strip()} does not belong on a command line, where "
+                    "every user of this machine can read it: put it into a file (--set "
+                    "access=FILE; in a spec file source.accessFile) or into the environment"
+                )
+
+
 def keywords(function: Callable[..., Any], changes: Sequence[str]) -> dict[str, Any]:
     """`key=value` words as keywords; UsageError names the wrong one, and what is missing."""
     parameters = inspect.signature(function).parameters

@@ -4,17 +4,19 @@ Owns: swapping files for merged ones. One rule: whenever a reader lists the lake
 at most once; while a partition is swapped (some renames) it may find a part of it missing, and
 wherever the swap is killed the next start ends it.
 
-    <lake>/_cometmq/compaction/<id>/new/          the merged files, being written
-    <lake>/_cometmq/compaction/<id>.swap          they hold all rows of the files it lists, counted;
-                                                  those are being moved away
-    <lake>/_cometmq/compaction/<id>/old/          where they go
-    <lake>/_cometmq/compaction/<id>.claimed       all are away: the merged files go in, the old ones
-                                                  are deleted
+    <lake>/_cometmq/compaction/<id>/new/             the merged files, being written
+    <lake>/_cometmq/compaction/<id>~<owner>.swap     they hold all rows of the files it lists,
+                                                     counted; those are being moved away
+    <lake>/_cometmq/compaction/<id>/old/             where they go
+    <lake>/_cometmq/compaction/<id>~<owner>.claimed  all are away: the merged files go in, the old
+                                                     ones are deleted
+    <lake>/_cometmq/compaction/last                  the id of the last swap that is over
 
 An id without a mark is left over and deleted (when it is old: it may be someone's at work). With
 `swap`, what is left is moved away too; if a listed file is neither in its place nor in `old`,
 another compaction has it: what was moved goes back, and nothing is changed. With `claimed` there is
-only the way forward. Renaming a file is what decides between two that compact one partition.
+only the way forward. Renaming a file is what decides between two that compact one partition, and
+renaming a mark between two that find one whose owner (machine, process) is gone.
 
 The other order, merged files first, would show rows twice instead of late; a count that is too
 small for a moment is repaired by asking again, one that is too large may have been acted upon.
@@ -27,14 +29,14 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.owners import Owner, me, now_ms
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, to_stderr
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cometmq.pipelines")
 
 HOME = "_cometmq/compaction"
+SWAP, CLAIMED = "swap", "claimed"
+LAST = f"{HOME}/last"
 LEFT_OVER_MS = 6 * 3_600_000
 ORDER = ("broker", "queue_id", "queue_offset")
 """Merged rows are sorted so, if they have these columns: queues stand together, statistics of
@@ -58,6 +62,41 @@ class Partition(msgspec.Struct, frozen=True):
     @property
     def bytes(self) -> int:
         return sum(self.files.values())
+
+
+class Mark(NamedTuple):
+    """A file that says how far a swap has come, and whose it is; None: of an older version."""
+
+    number: str
+    kind: str
+    owner: Owner | None
+
+    @property
+    def name(self) -> str:
+        whose = (
+            "" if self.owner is None else "~".join(map(str, msgspec.structs.astuple(self.owner)))
+        )
+        return f"{HOME}/{self.number}{'~' if whose else ''}{whose}.{self.kind}"
+
+    def is_at_work(self) -> bool:
+        if self.number in _at_work:
+            return True
+        return self.owner is not None and self.owner.is_at_work()
+
+
+def mark_of(name: str) -> Mark | None:
+    """A mark by the name of its file; None if it is no mark."""
+    whole, _, kind = name.rpartition(".")
+    number, *owner = whole.split("~")
+    if kind not in (SWAP, CLAIMED):
+        return None
+    if len(owner) == 3 and owner[1].isdecimal() and owner[2].isdecimal():
+        return Mark(number, kind, Owner(owner[0], int(owner[1]), int(owner[2])))
+    return Mark(number, kind, None)
+
+
+_at_work: set[str] = set()
+"""Swaps of this process, in whichever thread."""
 
 
 class Swap(msgspec.Struct, frozen=True):
@@ -95,7 +134,7 @@ def compact(
     if repaired:
         tell(f"compact: finished {repaired} swaps that a former run had begun")
     before = after = 0
-    for one in work.closed(_now_ms()):
+    for one in work.closed(now_ms()):
         if stop is not None and stop.is_set():
             outcome.is_stopped = True
             break
@@ -124,8 +163,12 @@ def wanted_files(total_bytes: int, target_bytes: int) -> int:
     return max(1, -(-total_bytes // target_bytes))
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def state_of(files: Files) -> str | None:
+    """Changes with every swap; None while one is under way, or cut off. A reader that finds the
+    same text before and after it has listed a lake has listed all of it."""
+    if any(mark_of(name) is not None for name in files.names(HOME)):
+        return None
+    return files.read(LAST).decode() if files.exists(LAST) else ""
 
 
 def hour_of(folder: str) -> str | None:
@@ -165,11 +208,26 @@ class Compaction:
     def merge(self, one: Partition) -> tuple[int, int]:
         """Swap the files of a partition for merged ones: (their number, rows); 0 files if another
         compaction was faster."""
-        number = f"{_now_ms():013d}-{uuid.uuid4().hex[:8]}"
-        rows = self._write_merged(one, number)
+        number = f"{now_ms():013d}-{uuid.uuid4().hex[:8]}"
+        _at_work.add(number)
+        try:
+            return self._merge(one, number)
+        finally:
+            _at_work.discard(number)
+
+    def _merge(self, one: Partition, number: str) -> tuple[int, int]:
+        try:
+            rows = self._write_merged(one, number)
+        except Exception as error:
+            if isinstance(error, PipelineFailed) or all(map(self.files.exists, one.files)):
+                raise
+            log.info("claimed by another folder=%s reason=%s", one.folder, error)
+            self.files.delete(f"{HOME}/{number}")
+            return 0, 0
         swap = self._swap_of(one, number)
-        self.files.write(f"{HOME}/{number}.swap", msgspec.json.encode(swap))
-        return (len(swap.new) if self._swap(number) else 0), rows
+        mark = Mark(number, SWAP, me())
+        self.files.write(mark.name, msgspec.json.encode(swap))
+        return (len(swap.new) if self._swap(mark) else 0), rows
 
     def _write_merged(self, one: Partition, number: str) -> int:
         aside = self.files.at(f"{HOME}/{number}/new")
@@ -199,22 +257,32 @@ class Compaction:
     # --------------------------------------------------------------------------------------- swaps
 
     def finish_former(self) -> int:
-        """End what former runs had begun; how many swaps it were."""
+        """End what former runs had begun; how many swaps it were. Those of runs that are at work
+        are left to them."""
         names = self.files.names(HOME)
-        marks = [name for name in names if name.endswith((".swap", ".claimed"))]
-        for name in marks:
-            number, _, kind = name.rpartition(".")
-            if kind == "swap":
-                self._swap(number)
+        marks = [mark for mark in map(mark_of, names) if mark is not None]
+        done = 0
+        for mark in marks:
+            taken = self._take_over(mark)
+            if taken is None:
+                continue
+            done += 1
+            if taken.kind == SWAP:
+                self._swap(taken)
             else:
-                self._put_in(number)
-        marked = {name.rpartition(".")[0] for name in marks}
+                self._put_in(taken)
+        marked = {mark.number for mark in marks}
         for name in names:
-            if name.endswith(".part") or (
-                name not in marks and name not in marked and _is_left_over(name)
-            ):
+            if mark_of(name) is None and name not in marked and _is_left_over(name):
                 self.files.delete(f"{HOME}/{name}")
-        return len(marks)
+        return done
+
+    def _take_over(self, mark: Mark) -> Mark | None:
+        """The same mark in our name; None if its owner is at work or another one was faster."""
+        if mark.is_at_work():
+            return None
+        ours = mark._replace(owner=me())
+        return ours if ours.name == mark.name or self._claim(mark.name, ours.name) else None
 
     def _read(self, mark: str) -> Swap:
         try:
@@ -225,17 +293,17 @@ class Compaction:
                 "be moved in part; look at the folder beside it, which has old and new ones"
             ) from None
 
-    def _swap(self, number: str) -> bool:
+    def _swap(self, mark: Mark) -> bool:
         """Move the old files away, then put the new ones in; False if another one had them."""
-        mark = f"{HOME}/{number}.swap"
-        swap = self._read(mark)
-        self.files.make_folder(f"{HOME}/{number}/old")
+        swap = self._read(mark.name)
+        self.files.make_folder(f"{HOME}/{mark.number}/old")
         for source, aside in swap.old.items():
             if not self.files.exists(aside) and not self._claim(source, aside):
-                self._undo(number, swap)
+                self._undo(mark, swap)
                 return False
-        self.files.move(mark, f"{HOME}/{number}.claimed")
-        self._put_in(number)
+        claimed = mark._replace(kind=CLAIMED)
+        self.files.move(mark.name, claimed.name)
+        self._put_in(claimed)
         return True
 
     def _claim(self, source: str, aside: str) -> bool:
@@ -250,22 +318,22 @@ class Compaction:
             return False
         return True
 
-    def _undo(self, number: str, swap: Swap) -> None:
+    def _undo(self, mark: Mark, swap: Swap) -> None:
         for source, aside in swap.old.items():
             if self.files.exists(aside):
                 self.files.move(aside, source)
-        self.files.delete(f"{HOME}/{number}.swap")
-        self.files.delete(f"{HOME}/{number}")
+        self.files.delete(mark.name)
+        self.files.delete(f"{HOME}/{mark.number}")
 
-    def _put_in(self, number: str) -> None:
-        mark = f"{HOME}/{number}.claimed"
-        for source, target in self._read(mark).new.items():
+    def _put_in(self, mark: Mark) -> None:
+        for source, target in self._read(mark.name).new.items():
             if self.files.exists(source):
                 self.files.move(source, target)
-        self.files.delete(f"{HOME}/{number}")
-        self.files.delete(mark)
+        self.files.write(LAST, mark.number.encode())
+        self.files.delete(f"{HOME}/{mark.number}")
+        self.files.delete(mark.name)
 
 
-def _is_left_over(name: str, now_ms: Callable[[], int] = _now_ms) -> bool:
+def _is_left_over(name: str) -> bool:
     began = name.partition("-")[0]
     return began.isdecimal() and now_ms() - int(began) > LEFT_OVER_MS

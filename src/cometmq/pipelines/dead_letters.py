@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from cometmq.client.outgoing import MAX_GROUP_CHARS, check_name
 from cometmq.errors import UsageError
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.reaching import access_options, client_keywords
 from cometmq.pipelines.redriving import REDRIVES, RESENT_FROM, Redrive
 from cometmq.pipelines.report import Report, Table
 from cometmq.pipelines.running import Outcome, Tell, explained, reason_of, run_stream, to_stderr
@@ -60,6 +61,7 @@ def dlq(
     most: int = 1000,
     abandon: bool = False,
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
     tell: Tell = to_stderr,
     stop: threading.Event | None = None,
 ) -> Outcome:
@@ -74,13 +76,15 @@ def dlq(
     again. What became of each stands in <lake>/redrive/outcomes: sent (with its new offset), failed
     (with the reason; may be tried again), already re-driven. A run that was cut off is finished
     first; `abandon=true` closes its letters whose fate can't be found out (a broker that is gone
-    for good) as unknown, and they are not sent again.
+    for good) as unknown, and they are not sent again. `access`: a file with ACL keys and TLS
+    settings.
     """
     _check(groups, where, most, trigger, redrive)
+    keys = access_options(access)
     ended = stop or threading.Event()
     root = lake.rstrip("/")
     with explained("dlq"):
-        rows = _source(spark, namesrv, groups)
+        rows = _source(spark, namesrv, groups, keys)
         if where is not None:
             _check_condition(rows, where)
         writer = start_to(
@@ -108,7 +112,7 @@ def dlq(
             outcome.figures["report"] = report
         outcome.figures["letters in the table"] = table.count()
         if redrive and not ended.is_set():
-            again = Redrive(spark, root, namesrv, tell, ended)
+            again = Redrive(spark, root, namesrv, tell, ended, client_keywords(keys))
             outcome.figures |= again.run(table, where or "true", most, abandon)
             outcome.is_stopped = outcome.is_stopped or again.is_stopped
     return outcome
@@ -144,9 +148,11 @@ def _check_condition(rows: DataFrame, where: str) -> None:
         ) from None
 
 
-def _source(spark: SparkSession, namesrv: str, groups: list[str] | None) -> DataFrame:
+def _source(
+    spark: SparkSession, namesrv: str, groups: list[str] | None, keys: dict[str, str]
+) -> DataFrame:
     reader = spark.readStream.format("rocketmq").option("namesrv", namesrv)
-    reader = reader.option("startingOffsets", "earliest")
+    reader = reader.options(**keys).option("startingOffsets", "earliest")
     if groups:
         names = [PREFIX + one.removeprefix(PREFIX) for one in groups]
         reader = reader.option("topic", ",".join(names))

@@ -10,10 +10,12 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
-from cometmq import Admin, MessageQueue
+from cometmq import MessageQueue
 from cometmq.client.admin import UnknownName
+from cometmq.client.outgoing import SHARDING_KEY
 from cometmq.errors import NoRoute, UsageError
 from cometmq.pipelines.outbox import Outbox
+from cometmq.pipelines.reaching import access_options, admin_of
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to, with_trigger
 
@@ -41,6 +43,7 @@ def dedupe(
     format: Literal["parquet", "delta", "iceberg"] = "parquet",
     starting_offsets: str = "earliest",
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
     tell: Tell = to_stderr,
     stop: threading.Event | None = None,
 ) -> Outcome:
@@ -50,19 +53,22 @@ def dedupe(
     of a JSON body as a path ($.order_id). Duplicates are dropped that come within the time `within`
     of the first by `event_time`; a message that is older than the newest one read by more than
     that can't be judged and is left out, counted as late. Messages without such a key all go on.
-    Into a topic copies keep body, tags, keys and properties, and the order that they have in their
-    queue; ORIGIN_UNIQ_KEY tells the id of the original.
+    Into a topic copies keep body, tags, keys, sharding key and properties, and the order that they
+    have in their queue; ORIGIN_UNIQ_KEY tells the id of the original. `access`: a file with ACL
+    keys and TLS settings.
     """
     if (to_topic is None) == (lake is None):
         raise UsageError("dedupe writes to to_topic or to lake: give one")
     if to_topic == topic:
         raise UsageError(f"dedupe can't write into the topic that it reads ({topic})")
     checked_trigger(trigger)
+    keys = access_options(access)
     name = f"dedupe-{topic}"
     with explained(name):
         rows = (
             spark.readStream.format("rocketmq")
             .option("namesrv", namesrv)
+            .options(**keys)
             .option("topic", topic)
             .option("startingOffsets", starting_offsets)
             .load()
@@ -72,8 +78,9 @@ def dedupe(
         )
         writer: DataStreamWriter
         if to_topic is not None:
-            queues = _queues(namesrv, topic, to_topic)
+            queues = _queues(namesrv, keys, topic, to_topic)
             options = {"namesrv": namesrv, "topic": to_topic, "dropReservedProperties": "true"}
+            options |= keys
             outbox = Outbox(spark, checkpoint, options, lambda batch: _as_messages(batch, queues))
             writer = rows.writeStream.queryName(name).option("checkpointLocation", checkpoint)
             writer = with_trigger(writer.foreachBatch(outbox.write), trigger)
@@ -106,9 +113,9 @@ def _key(by: str) -> Any:
     return f.coalesce(f.concat(f.lit("key/"), f.nullif(found, f.lit(""))), place)
 
 
-def _queues(namesrv: str, topic: str, to_topic: str) -> list[MessageQueue]:
+def _queues(namesrv: str, keys: dict[str, str], topic: str, to_topic: str) -> list[MessageQueue]:
     """Of the target; made with as many queues as the source has, if it is missing."""
-    with Admin(namesrv) as admin:
+    with admin_of(namesrv, keys) as admin:
         source = admin.topic_route(topic)
         try:
             found = list(admin.topic_route(to_topic).to_send)
@@ -122,7 +129,8 @@ def _queues(namesrv: str, topic: str, to_topic: str) -> list[MessageQueue]:
 
 
 def _as_messages(rows: DataFrame, queues: list[MessageQueue]) -> DataFrame:
-    """The sink's columns: all of one queue to one queue, in their order."""
+    """The sink's columns: all of one queue to one queue, in their order. So those of one sharding
+    key stay together too, and carry it along."""
     from pyspark.sql import functions as f
 
     turn = f.pmod(f.col("queue_id") + f.crc32(f.col("broker").cast("binary")), f.lit(len(queues)))
@@ -138,6 +146,7 @@ def _as_messages(rows: DataFrame, queues: list[MessageQueue]) -> DataFrame:
         "tags",
         "keys",
         f.map_concat(others, f.create_map(f.lit(ORIGIN_ID), f.col("msg_id"))).alias("properties"),
+        f.col("properties")[f.lit(SHARDING_KEY)].alias("sharding_key"),
         f.get(brokers, turn).alias("broker"),
         f.get(numbers, turn).alias("queue_id"),
     )

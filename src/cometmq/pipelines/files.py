@@ -42,22 +42,19 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """What lies directly in a folder, sorted; nothing if it isn't there."""
-        if not self.exists(folder):
-            return []
-        return sorted(one.getPath().getName() for one in self._system.listStatus(self._at(folder)))
+        return sorted(str(one.getPath().getName()) for one in self._listed(folder))
 
     def files_below(self, folder: str, suffix: str) -> dict[str, int]:
         """Files below a folder by their name from the folder on, with their sizes. Folders and
-        files that begin with _ or . are left out, as Spark does when it reads."""
+        files that begin with _ or . are left out, as Spark does when it reads. Others may be at
+        work there: what goes away meanwhile is found or not, and is no error."""
         found: dict[str, int] = {}
         self._walk(folder, "", suffix, found)
         return dict(sorted(found.items()))
 
     def _walk(self, folder: str, below: str, suffix: str, found: dict[str, int]) -> None:
         at = f"{folder}/{below}" if folder and below else folder or below
-        if not self.exists(at):
-            return
-        for one in self._system.listStatus(self._at(at)):
+        for one in self._listed(at):
             name = str(one.getPath().getName())
             if name.startswith(("_", ".")):
                 continue
@@ -66,6 +63,15 @@ class Files:
                 self._walk(folder, inner, suffix, found)
             elif name.endswith(suffix):
                 found[inner] = int(one.getLen())
+
+    def _listed(self, folder: str) -> Any:
+        """Asked once, without a look before: between the two the folder might go."""
+        try:
+            return self._system.listStatus(self._at(folder))
+        except Exception:  # Hadoop's file systems say in many ways that it isn't there
+            if self.exists(folder):
+                raise
+            return ()
 
     def make_folder(self, name: str) -> None:
         if not self._system.mkdirs(self._at(name)):

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
-from cometmq.pipelines.reaching import target_queues, words_to_options
+from cometmq.pipelines.reaching import (
+    access_options,
+    other_access,
+    target_queues,
+    words_to_options,
+)
 from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, start_to
 
@@ -36,6 +41,8 @@ def mirror(
     fail_on_data_loss: bool = True,
     bad_records: str | None = None,
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
+    to_access: str | None = None,
     source_options: list[str] | None = None,
     sink_options: list[str] | None = None,
     tell: Tell = to_stderr,
@@ -48,11 +55,14 @@ def mirror(
     order: messages of one sharding key (those without one are spread), of one first word of keys,
     of one queue, or nothing. With `starting_offsets=group` and `group` it moves what that group has
     not consumed yet; `commit` stores the progress as the group's offsets. Exactly once into
-    CometMQ, at least once with equal unique keys into Apache RocketMQ.
+    CometMQ, at least once with equal unique keys into Apache RocketMQ. `access`: a file with ACL
+    keys and TLS settings; `to_access`: the one of the other cluster.
     """
-    source = words_to_options(source_options, "source_options")
-    sink = words_to_options(sink_options, "sink_options")
     target = to_namesrv or namesrv
+    keys = access_options(access)
+    source = keys | words_to_options(source_options, "source_options")
+    sink = other_access(to_access, keys, "TO", target != namesrv)
+    sink |= words_to_options(sink_options, "sink_options")
     if to_topic == topic and target == namesrv:
         raise UsageError(f"mirror: {topic!r} would be copied into itself, without end")
     check_order(order, source)

@@ -1,18 +1,31 @@
-"""The clusters that a pipeline reads from and writes to: options by word, admin, target topics.
+"""The clusters that a pipeline reads from and writes to: keys and TLS, options by word, admin,
+target topics.
 
-Owns: what the copying and archiving pipelines ask of a cluster besides Spark's reading and writing.
-One rule: a topic is made only where its number of queues was asked for.
+Owns: what pipelines ask of a cluster besides Spark's reading and writing, and in whose name. Two
+rules: a topic is made only where its number of queues was asked for; secrets come from a file or
+from the environment, never from a command line.
+
+    COMETMQ_ACCESS_KEY  COMETMQ_SECRET_KEY  COMETMQ_TLS  COMETMQ_TLS_CA_FILE ...    or in one file:
+    COMETMQ_ACCESS_FILE
+    COMETMQ_TO_...      of the cluster that mirror writes to, if it is another one
+    COMETMQ_FROM_...    of the cluster that replay reads from, if it is another one
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cometmq.client.blocking_admin import Admin
 from cometmq.errors import NoRoute, UsageError
 from cometmq.message import MessageQueue
 from cometmq.spark.options import parse
-from cometmq.spark.tls import TLS_OPTIONS, access_of
+from cometmq.spark.tls import ACCESS_FILE, TLS_OPTIONS, Access, access_of, with_access_file
+
+_NAMES = {option.name.lower(): option.name for option in TLS_OPTIONS}
+_CAPITAL = re.compile(r"(?=[A-Z])")
 
 
 def words_to_options(words: Sequence[str] | None, what: str) -> dict[str, str]:
@@ -26,12 +39,53 @@ def words_to_options(words: Sequence[str] | None, what: str) -> dict[str, str]:
     return found
 
 
+def access_options(access: str | None, which: str = "") -> dict[str, str]:
+    """Options of source or sink for keys and TLS: the file that `access` names, else what the
+    environment has for this cluster (`which`: none, TO or FROM). UsageError if they are wrong."""
+    found = {}
+    if access is not None:
+        found[ACCESS_FILE] = access
+    else:
+        for option in TLS_OPTIONS:
+            value = os.environ.get(variable_of(option.name, which))
+            if value:
+                found[option.name] = value
+    access_in(found)
+    return found
+
+
+def other_access(
+    access: str | None, own: Mapping[str, str], which: str, is_other: bool
+) -> dict[str, str]:
+    """Of a second cluster: keys of the first are never shown to another one."""
+    return access_options(access, which) if is_other or access is not None else dict(own)
+
+
+def variable_of(option: str, which: str = "") -> str:
+    """`tlsCaFile` to COMETMQ_TLS_CA_FILE; with TO: COMETMQ_TO_TLS_CA_FILE."""
+    words = _CAPITAL.sub("_", option).upper()
+    return "_".join(("COMETMQ", which, words) if which else ("COMETMQ", words))
+
+
+def with_environment(options: Mapping[str, str], which: str = "") -> dict[str, str]:
+    """Options of a spec file, with the environment's keys and TLS if they have none of them."""
+    if any(name.lower() in _NAMES for name in options):
+        return dict(options)
+    return {**options, **access_options(None, which)}
+
+
+def client_keywords(options: Mapping[str, str]) -> dict[str, Any]:
+    """For any client of ours: the credentials and TLS that options of the source or sink say."""
+    return access_in(options).client_keywords()
+
+
+def access_in(options: Mapping[str, str]) -> Access:
+    own = {name: value for name, value in options.items() if name.lower() in _NAMES}
+    return access_of(parse(TLS_OPTIONS, with_access_file(own), what="the connection"))
+
+
 def admin_of(namesrv: str, options: Mapping[str, str]) -> Admin:
-    """An Admin with the credentials and the TLS that options of the source or the sink say."""
-    names = {option.name.lower() for option in TLS_OPTIONS}
-    own = {name: value for name, value in options.items() if name.lower() in names}
-    access = access_of(parse(TLS_OPTIONS, own, what="the connection"))
-    return Admin(namesrv, **access.client_keywords())
+    return Admin(namesrv, **client_keywords(options))
 
 
 def target_queues(

@@ -25,6 +25,7 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from cometmq.client.trace_story import find_by_key
 from cometmq.errors import CometError, NoRoute, SendFailed, UsageError
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import ParquetLake, writer_of
+from cometmq.pipelines.owners import is_alive
 from cometmq.pipelines.running import PipelineFailed, Tell
 from cometmq.spark.sink_rows import OWN_NAMES
 from cometmq.wire.codes import ResponseCode
@@ -97,9 +99,17 @@ class Redrive:
     """One process at work on one table."""
 
     def __init__(
-        self, spark: SparkSession, lake: str, namesrv: str, tell: Tell, stop: threading.Event
+        self,
+        spark: SparkSession,
+        lake: str,
+        namesrv: str,
+        tell: Tell,
+        stop: threading.Event,
+        keywords: Mapping[str, Any] | None = None,
     ) -> None:
+        """`keywords`: of our clients, for keys and TLS."""
         self._spark, self._namesrv = spark, namesrv
+        self._keywords = dict(keywords or {})
         self._tell, self._stop = tell, stop
         home = f"{lake}/redrive"
         self._name = writer_of(spark, home)
@@ -168,7 +178,7 @@ class Redrive:
     def _planned(self, rows: list[tuple[Any, ...]], number: int) -> list[tuple[Any, ...]]:
         """Each letter with its number and its queue, or with why it can't be sent."""
         planned = []
-        with Admin(self._namesrv) as admin:
+        with Admin(self._namesrv, **self._keywords) as admin:
             queues: dict[str, tuple[MessageQueue, ...] | str] = {}
             for *letter, shard in rows:
                 topic = letter[2]
@@ -193,8 +203,8 @@ class Redrive:
         waiting: dict[MessageQueue | None, str] = {}
         told_s = time.monotonic()
         with (
-            Producer(GROUP, namesrv=self._namesrv, retries=0) as producer,
-            Admin(self._namesrv) as admin,
+            Producer(GROUP, namesrv=self._namesrv, retries=0, **self._keywords) as producer,
+            Admin(self._namesrv, **self._keywords) as admin,
             ThreadPoolExecutor(AT_ONCE) as pool,
         ):
             sender = Sender(producer, admin, f"dlq-{self._name}", self._stop, is_resumed)
@@ -396,7 +406,7 @@ class Lock:
         if self._files.claim(self.NAME, text):
             return
         other = self._other()
-        if other.get("host") == mine["host"] and not _is_alive(other.get("pid")):
+        if other.get("host") == mine["host"] and not is_alive(other.get("pid")):
             self._files.delete(self.NAME)
             if self._files.claim(self.NAME, text):
                 return
@@ -414,15 +424,3 @@ class Lock:
         except Exception:  # it went away, or is being written
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def _is_alive(pid: object) -> bool:
-    if not isinstance(pid, int) or pid == os.getpid():
-        return False  # a lock of our own process is one that an error left behind
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

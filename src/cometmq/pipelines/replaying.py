@@ -11,15 +11,21 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cometmq.errors import UsageError
 from cometmq.message import MessageQueue
 from cometmq.pipelines.archiving import SCHEMA
+from cometmq.pipelines.compacting import state_of
 from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import writer_of
-from cometmq.pipelines.reaching import target_queues, words_to_options
+from cometmq.pipelines.reaching import (
+    access_options,
+    other_access,
+    target_queues,
+    words_to_options,
+)
 from cometmq.pipelines.replay_plan import MAX_SLICES, Bucket, Plan, Progress, Slice, slices_of
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, reason_of, to_stderr
 from cometmq.spark.plan import nested
@@ -33,8 +39,11 @@ STEP_MS = 1000
 """With a pace: so much time of the clock goes into one slice, at least."""
 MERGED_FROM = 1000
 """Without one: so many stretches of time, neighbours of which make a slice."""
+WAITS_S = (0.0, 0.2, 1.0, 3.0, 10.0, 30.0)
+"""How long a compaction of the lake is waited for: a swap is a few renames."""
 _PACE = re.compile(r"(\d+(?:\.\d+)?)x")
 _TOPIC = "{topic}"
+T = TypeVar("T")
 
 
 def replay(
@@ -54,6 +63,8 @@ def replay(
     from_namesrv: str | None = None,
     rows_per_batch: int = 200_000,
     bad_records: str | None = None,
+    access: str | None = None,
+    from_access: str | None = None,
     source_options: list[str] | None = None,
     sink_options: list[str] | None = None,
     tell: Tell = to_stderr,
@@ -67,14 +78,17 @@ def replay(
     fast, original, or a factor of it such as 2x or 0.5x, by store time, in steps of a second.
     `order` says what stays in order, as in mirror. `{topic}` in `to_topic` stands for the topic
     that a message comes from. Run again with the same checkpoint it goes on where it ended.
+    `access`: a file with ACL keys and TLS settings; `from_access`: the one of `from_namesrv`.
     """
     factor = _factor(pace)
-    source = words_to_options(source_options, "source_options")
-    sink = words_to_options(sink_options, "sink_options")
+    home = from_namesrv or namesrv
+    keys = access_options(access)
+    source = other_access(from_access, keys, "FROM", home != namesrv)
+    source |= words_to_options(source_options, "source_options")
+    sink = keys | words_to_options(sink_options, "sink_options")
     check_order(order, source)
     topics = _topics(lake, topic)
     span = _span(begin, end)
-    home = from_namesrv or namesrv
     if lake is None and home == namesrv and to_topic in topics:
         raise UsageError(
             f"replay: {to_topic!r} would be replayed into itself, where its consumers can't tell "
@@ -98,7 +112,9 @@ def replay(
     plan = progress.plan(settings)
     if plan is None:
         tell("replay: planning")
-        plan = _make_plan(spark, reading, settings, factor, rows_per_batch)
+        plan = reading.steadily(
+            lambda: _make_plan(spark, reading, settings, factor, rows_per_batch), tell
+        )
         writer_of(spark, checkpoint)
         progress.keep(plan)
     named = sorted({queue.topic for one in plan.slices for queue, _, _ in one.spans()})
@@ -117,9 +133,14 @@ def replay(
     }
 
     def send(one: Slice, number: int) -> None:
+        reading.steadily(lambda: send_once(one, number), tell)
+
+    def send_once(one: Slice, number: int) -> None:
         rows = reading.slice(one, plan.tasks)
         if isinstance(reading, _Lake):
-            progress.begin(number, rows.count())
+            count = rows.count()
+            reading.check()
+            progress.begin(number, count)
         copies = _copies(rows, order, targets, to_topic)
         options = {**write, "batchId": str(number)}
         copies.write.format("rocketmq").options(**options).mode("append").save()
@@ -302,8 +323,12 @@ class _Chosen:
         return rows if self._where is None else rows.filter(self._where)
 
 
+class _Changed(Exception):
+    """A compaction came between."""
+
+
 class _Lake(_Chosen):
-    """A lake that `archive` wrote."""
+    """A lake that `archive` wrote, and that `compact` may be at."""
 
     def __init__(
         self,
@@ -315,8 +340,37 @@ class _Lake(_Chosen):
     ) -> None:
         super().__init__(span, where)
         self._spark, self._path, self._topics = spark, path, topics
-        if not Files(spark, path).exists(""):
+        self._files = Files(spark, path)
+        self._state: str | None = ""
+        if not self._files.exists(""):
             raise UsageError(f"there is no lake at {path}")
+
+    def steadily(self, work: Callable[[], T], tell: Tell) -> T:
+        """Do it with a lake whose files stay where they are while it lists them: in the middle of
+        a swap a part of an hour is in no folder, and would be left out without a word."""
+        for wait_s in WAITS_S:
+            time.sleep(wait_s)
+            self._state = state_of(self._files)
+            if self._state is None:
+                tell(f"replay: a compaction is at {self._path}: waiting for it")
+                continue
+            try:
+                made = work()
+                self.check()
+            except Exception:
+                if state_of(self._files) == self._state:
+                    raise
+                continue
+            return made
+        raise PipelineFailed(
+            f"replay: {self._path} is being compacted all the time, or a compaction was cut off: "
+            "end it (cometmq pipeline run compact), then run this again"
+        )
+
+    def check(self) -> None:
+        """Whether all that was listed since is whole."""
+        if state_of(self._files) != self._state:
+            raise _Changed
 
     def whole(self) -> DataFrame:
         from pyspark.sql import functions as f
@@ -358,6 +412,10 @@ class _Topics(_Chosen):
     ) -> None:
         super().__init__(span, where)
         self._spark, self._options, self._topics = spark, options, topics
+
+    def steadily(self, work: Callable[[], T], tell: Tell) -> T:
+        """Offsets stay where they are."""
+        return work()
 
     def whole(self) -> DataFrame:
         low, high = self._span

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from cometmq.errors import UsageError
+from cometmq.pipelines.reaching import with_environment
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import checked_trigger, start_to
 from cometmq.spark.sink_options import SinkOptions
@@ -196,7 +197,8 @@ def run_spec(
 ) -> Outcome:
     """Run what a spec file says, until it is done or told to stop."""
     with explained(spec.name):
-        reader = spark.readStream.format("rocketmq").options(**_options(spec.source))
+        source, sink = clusters_of(spec)
+        reader = spark.readStream.format("rocketmq").options(**source)
         frame = transformed(spark, reader.load(), spec.transform, spec.folder)
         writer = start_to(
             spark,
@@ -204,13 +206,22 @@ def run_spec(
             format=spec.sink.format,
             path=spec.sink.path,
             partition_by=spec.sink.partition_by,
-            options=_options(spec.sink.options),
+            options=sink,
             mode=spec.sink.mode,
             checkpoint=spec.run.checkpoint,
             trigger=spec.run.trigger,
             name=spec.name,
         )
     return run_stream(spec.name, writer, tell=tell, stop=stop)
+
+
+def clusters_of(spec: Spec) -> tuple[dict[str, str], dict[str, str]]:
+    """Options of source and sink, with keys and TLS of the environment where the file has none."""
+    source, sink = _options(spec.source), _options(spec.sink.options)
+    if spec.sink.format == "rocketmq":
+        is_same = sink.get("namesrv") == source.get("namesrv")
+        sink = with_environment(sink, "" if is_same else "TO")
+    return with_environment(source), sink
 
 
 def _text(value: Value) -> str:

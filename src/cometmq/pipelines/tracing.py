@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cometmq.client.trace_story import TRACE_TOPIC
 from cometmq.errors import UsageError
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.reaching import access_options
 from cometmq.pipelines.report import Plot, Report, Table
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, open_lake, with_trigger
@@ -53,6 +54,7 @@ def trace(
     checkpoint: str | None = None,
     starting_offsets: str = "earliest",
     trigger: str = AVAILABLE_NOW,
+    access: str | None = None,
     tell: Tell = to_stderr,
     stop: threading.Event | None = None,
 ) -> Outcome:
@@ -62,7 +64,7 @@ def trace(
     clocks of the two clients; both must have `trace` on. The last `hours` are computed (from the
     newest record back), into Parquet tables below `lake` and into `report`: one HTML file with
     plots, or text if its name does not end in .html. Of each window, topic and group the `slowest`
-    messages are kept.
+    messages are kept. `access`: a file with ACL keys and TLS settings.
     """
     checked_trigger(trigger)
     if hours < 1 or slowest < 1:
@@ -75,6 +77,7 @@ def trace(
         rows = (
             spark.readStream.format("rocketmq")
             .option("namesrv", namesrv)
+            .options(**access_options(access))
             .option("topic", topic)
             .option("startingOffsets", starting_offsets)
             .option("columns", "body,store_time")

@@ -9,7 +9,8 @@ before a job starts, with every column that is wrong named at once.
     keys          string or array<string>    words to find it by
     properties    map<string,string>
     queue_id      int                        this queue; with `broker` if several brokers have it
-    sharding_key  string or whole number     equal keys, same queue: where our producer puts them
+    sharding_key  string or whole number     equal keys, same queue: where our producer puts them;
+                                             with a queue_id it is only carried along
     delay_level   int                        1 to 18, 0 for none
     deliver_time  timestamp or bigint (ms)   not before
 """
@@ -81,9 +82,8 @@ def _combination_faults(names: list[str], fields: list[str], options: SinkOption
         faults.append("there is no column 'body'")
     if "topic" not in names and options.topic is None:
         faults.append("there is neither a column nor an option 'topic'")
-    for one, other in (("queue_id", "sharding_key"), ("delay_level", "deliver_time")):
-        if one in names and other in names:
-            faults.append(f"{one!r} and {other!r} exclude each other")
+    if "delay_level" in names and "deliver_time" in names:
+        faults.append("'delay_level' and 'deliver_time' exclude each other")
     if "broker" in names and "queue_id" not in names:
         faults.append("'broker' says whose 'queue_id' is meant, and that is missing")
     return faults

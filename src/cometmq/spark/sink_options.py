@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cometmq.client.outgoing import MAX_GROUP_CHARS, check_name, check_topic
 from cometmq.errors import UsageError
 from cometmq.spark.options import Option, boolean, integer, one_of, parse, size_bytes, span_ms, text
-from cometmq.spark.tls import TLS_OPTIONS, Access, access_of
+from cometmq.spark.tls import TLS_OPTIONS, Access, access_of, with_access_file
 
 WHAT = "the rocketmq sink"
 SPARKS_OWN = frozenset(("checkpointlocation", "path", "queryname"))
@@ -95,7 +95,7 @@ class SinkOptions:
     @classmethod
     def read(cls, options: Mapping[str, str]) -> SinkOptions:
         own = {key: value for key, value in options.items() if key.lower() not in SPARKS_OWN}
-        found = parse(TABLE, own, what=WHAT)
+        found = parse(TABLE, with_access_file(own), what=WHAT)
         if found["batchBytes"] > found["maxMessageBytes"]:
             raise UsageError(
                 f"batchBytes {found['batchBytes']} is more than maxMessageBytes "

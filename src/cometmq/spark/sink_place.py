@@ -4,7 +4,7 @@ Owns: the layout of a topic and the choice within it. One rule: the choice depen
 the layout, the row and its number within its task: a task that is run again puts every row where it
 put it before, however Spark cuts the rows into Arrow batches.
 
-    queue_id (and broker)   that queue
+    queue_id (and broker)   that queue, whatever the key
     sharding_key            the queue our producer's hash_of picks (and Java's by hash)
     neither                 STRIPE rows to a queue, then to the next; tasks and batches start apart
 """

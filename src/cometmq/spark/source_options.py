@@ -23,7 +23,7 @@ from cometmq.spark.options import (
     span_ms,
     text,
 )
-from cometmq.spark.tls import TLS_OPTIONS, Access, access_of
+from cometmq.spark.tls import TLS_OPTIONS, Access, access_of, with_access_file
 
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
 DEFAULT_GROUP = "CID_COMETMQ_SPARK"
@@ -179,7 +179,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
         """UsageError names what is wrong. `streaming` None: not known yet, both kinds pass."""
-        values = parse(TABLE, options)
+        values = parse(TABLE, with_access_file(options))
         _check_together(values, _given(options), streaming)
         start: str | int | Offsets | None = values["startingOffsets"]
         end: str | int | Offsets | None = values["endingOffsets"]
