@@ -14,16 +14,17 @@ import os
 import select
 import socket
 import ssl
+import struct
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from cometmq.client.connection import MAX_ANSWER_BYTES, Credentials
 from cometmq.client.reading import Filter
 from cometmq.errors import ConnectionLost, RequestTimeout, Unreachable
 from cometmq.message import MessageQueue
+from cometmq.spark.gather import COMPILED
 from cometmq.spark.tls import Access
-from cometmq.wire.codes import PullFlag, RequestCode
+from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame
 from cometmq.wire.headers import PullHeader, to_ext
 
@@ -32,6 +33,11 @@ MOST_SENT_BYTES = 40 * 1024  # at once; the least that a receiving socket holds 
 MOST_KEPT = 16  # connections; a worker talks to one broker or a few
 _OFFSET, _COUNT, _OPAQUE = 7_777_777_777_777_777_777, 1_999_999_991, 1_888_888_887
 _MOST_OPAQUE = 2**31 - 1
+_LENGTHS = struct.Struct(">II").pack
+
+Answer = tuple[int, int, int, int, bytes, Frame | None]
+"""To a pull: id of the request, next offset, lowest, highest, body. Or, if it is not simply that
+all went well, the frame in the last place, and nothing but the id before it."""
 
 
 class Link:
@@ -43,7 +49,6 @@ class Link:
         self.timeout_s = timeout_ms / 1e3
         self.credentials: Credentials | None = access.credentials()
         self._reader = FrameReader(MAX_ANSWER_BYTES)
-        self._frames: deque[Frame] = deque()
         self._opaque = 0
         self.waiting = 0
         """Requests without an answer yet."""
@@ -68,7 +73,7 @@ class Link:
     def is_fresh(self) -> bool:
         """Whether it is still open, with nothing on it that nobody asked for."""
         readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable and not self._frames
+        return not readable
 
     def next_opaque(self) -> int:
         self._opaque = self._opaque + 1 if self._opaque < _MOST_OPAQUE else 1
@@ -83,10 +88,10 @@ class Link:
         except OSError as error:
             raise ConnectionLost(f"connection to {self.address} lost: {error}") from None
 
-    def receive(self) -> Frame:
-        """The next answer, to whichever request."""
+    def receive(self) -> list[Answer]:
+        """The next answers, at least one, to whichever requests."""
         give_up = time.monotonic() + self.timeout_s
-        while not self._frames:
+        while True:
             left = give_up - time.monotonic()
             if left <= 0:
                 raise RequestTimeout(
@@ -102,12 +107,38 @@ class Link:
                 raise ConnectionLost(f"connection to {self.address} lost: {error}") from None
             if not data:
                 raise ConnectionLost(f"connection closed by {self.address}")
-            # What is no answer is a word to a member of a group, which we are not.
-            self._frames.extend(frame for frame in self._reader.feed(data) if frame.is_response)
-            if self._reader.error is not None:
-                raise self._reader.error
-        self.waiting -= 1
-        return self._frames.popleft()
+            answers = self._answers(data)
+            if answers:
+                self.waiting -= len(answers)
+                return answers
+
+    def _answers(self, data: bytes) -> list[Answer]:
+        reader = self._reader
+        whole = reader.join(data)
+        if whole is None:
+            return []
+        found: list[Answer] = []
+        at = 0
+        if COMPILED is not None:
+            found, at = COMPILED.pull_answers(whole, MAX_ANSWER_BYTES)
+        # What is no answer is a word to a member of a group, which we are not.
+        found += [answer_of(one) for one in reader.split(whole, at) if one.is_response]
+        if reader.error is not None:
+            raise reader.error
+        return found
+
+
+def answer_of(frame: Frame) -> Answer:
+    """The same by the plain way."""
+    ext = frame.ext
+    if frame.code == ResponseCode.SUCCESS:
+        try:
+            numbers = int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+        except (KeyError, ValueError):
+            pass  # whoever asked says what is wrong
+        else:
+            return frame.opaque, *numbers, frame.body, None
+    return frame.opaque, 0, 0, 0, b"", frame
 
 
 class Links:
@@ -179,4 +210,4 @@ class PullRequest:
             return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
         head = self._head % (offset, count, opaque)
         # Length of what follows, then the header's: serialization 0 (JSON) is its first byte.
-        return (len(head) + 4).to_bytes(4, "big") + len(head).to_bytes(4, "big") + head
+        return b"%b%b" % (_LENGTHS(len(head) + 4, len(head)), head)

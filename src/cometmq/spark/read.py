@@ -37,9 +37,9 @@ from cometmq.errors import (
     RequestTimeout,
 )
 from cometmq.message import MessageQueue
-from cometmq.spark.client import Link, PullRequest, links
+from cometmq.spark.client import Answer, Link, PullRequest, links
 from cometmq.spark.cluster import Cluster
-from cometmq.spark.decode import Records, wanted_rows
+from cometmq.spark.decode import Records, parts_of, wanted_rows
 from cometmq.spark.gather import numbers, record_starts
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
@@ -171,13 +171,11 @@ class RangeReader:
             while self._asked:
                 try:
                     assert self._link is not None
-                    frame = self._link.receive()
+                    answers = self._link.receive()
                 except (ConnectionLost, RequestTimeout) as error:
                     self._failed(error)
                     break
-                window = self._asked.pop(frame.opaque, None)
-                if window is not None:
-                    self._answered(window, frame)
+                self._sort(answers)
             open_ones = [window for window in windows if window.cursor < window.end]
             if not open_ones:
                 return
@@ -186,6 +184,20 @@ class RangeReader:
             self._ask(open_ones)
 
     # ------------------------------------------------------------------------------------- answers
+
+    def _sort(self, answers: Sequence[Answer]) -> None:
+        """Answers to the windows that they are for."""
+        for opaque, following, low, high, body, frame in answers:
+            window = self._asked.pop(opaque, None)
+            if window is None:
+                continue
+            if frame is None and following > window.cursor:
+                self._trouble_since = None
+                self._take(window, body, following)
+            elif frame is None:
+                self._lacking(window, ResponseCode.SUCCESS, None, following, low, high)
+            else:
+                self._answered(window, frame)
 
     def _answered(self, window: Window, frame: Frame) -> None:
         code = frame.code
@@ -205,10 +217,13 @@ class RangeReader:
                 f"{self._address} answered a pull of {text_of(self._queue)} without offsets: "
                 f"{frame.ext}"
             ) from None
-        if code == ResponseCode.SUCCESS and following > window.cursor:
-            self._trouble_since = None
-            self._take(window, frame.body, following)
-        elif window.cursor < low:
+        self._lacking(window, code, frame.remark, following, low, high)
+
+    def _lacking(
+        self, window: Window, code: int, remark: str | None, following: int, low: int, high: int
+    ) -> None:
+        """An answer that brings nothing."""
+        if window.cursor < low:
             self._lose(window, low, f"the queue begins at {low} now (retention)")
         elif window.cursor >= high:
             # Deleted and made anew, or reset. Or a follower that took over is behind for a moment.
@@ -219,7 +234,7 @@ class RangeReader:
                 self._lose(window, following, "the broker can't read them (removed or damaged)")
             window.cursor = max(window.cursor, following)
         else:  # a reset of the group's offset is told once in place of an answer; or it is busy
-            why = f"the broker says code {code} {frame.remark}, next {following}"
+            why = f"the broker says code {code} {remark}, next {following}"
             self._trouble = DataLost(text_of(self._queue), window.cursor, window.end, why)
 
     def _take(self, window: Window, body: bytes, following: int) -> None:
@@ -344,25 +359,25 @@ class PartitionReader:
         self._bodies, self._ends, self._brokers, self._rows, self._bytes = [], [], [], 0, 0
         if not bodies:
             return
-        records = Records(b"".join(bodies) if len(bodies) > 1 else bodies[0])
+        records = Records(*bodies)
         bounds = np.cumsum([0] + [len(body) for body in bodies])
-        of_body = np.searchsorted(bounds, records.starts, "right") - 1
-        mask = records.queue_offset < np.array(ends, np.int64)[of_body]
-        if not mask.all():  # rows of the next window, or behind the partition's end
-            records.keep(mask)
-            of_body = of_body[mask]
+        limits = np.array(ends, np.int64)
+        if not records.are_before(limits, bounds):
+            # Rows of the next window, or behind the partition's end.
+            records.keep(records.queue_offset < limits[parts_of(records.starts, bounds)])
         tags = wanted_rows(records, self._wanted)
         if tags is not None:
             records.keep(tags)
-            of_body = of_body[tags]
         if not len(records):
             return
-        broker = _brokers(brokers, of_body) if "broker" in self._schema.names else None
+        broker = None
+        if "broker" in self._schema.names:
+            broker = _brokers(brokers, records.starts, bounds)
         columns = records.columns(self._schema.names, broker)
         yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _brokers(names: Sequence[str], of_body: Any) -> pa.Array:
+def _brokers(names: Sequence[str], starts: Any, bounds: Any) -> pa.Array:
     if names.count(names[0]) == len(names):
-        return pa.repeat(pa.scalar(names[0]), len(of_body))
-    return pa.array(names, pa.string()).take(numbers(of_body.astype(np.int64)))
+        return pa.repeat(pa.scalar(names[0]), len(starts))
+    return pa.array(names, pa.string()).take(numbers(parts_of(starts, bounds).astype(np.int64)))
