@@ -43,6 +43,7 @@ from cometmq.spark.decode import Records, parts_of, wanted_rows
 from cometmq.spark.gather import numbers, record_starts
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
+from cometmq.spark.worker import get_ready
 from cometmq.wire.codes import ResponseCode
 from cometmq.wire.frame import Frame
 
@@ -340,6 +341,7 @@ class PartitionReader:
         self._bytes = 0
 
     def read(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        get_ready()
         for one in ranges:
             reader = RangeReader(one, self._options, self._wanted)
             for body, end, rows in reader.bodies():
