@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -64,11 +65,12 @@ class RowReader(DataSourceReader):
         options = SourceOptions.parse(self._raw)
         fields = [FIELDS[name] for name in self._schema.names]
         for one in partition.ranges:
-            for body, end, _ in RangeReader(one, options, Filter()).bodies():
+            for window in chain.from_iterable(RangeReader(one, options, Filter()).windows()):
                 message: ReceivedMessage
-                for message in read_all(body, one.broker):
-                    if message.queue_offset < end:
-                        yield tuple(field(message) for field in fields)
+                for body in window.bodies:
+                    for message in read_all(body, one.broker):
+                        if message.queue_offset < window.end:
+                            yield tuple(field(message) for field in fields)
 
 
 @dataclass

@@ -10,6 +10,9 @@ def join_records(bodies: list[bytes]) -> tuple[bytes, bytes, tuple[bytes, bytes]
 def property_places(
     body: bytes, begin_bytes: bytes, end_bytes: bytes, names: tuple[bytes, ...]
 ) -> list[bytes] | None: ...
+def pull_requests(
+    pieces: tuple[bytes, bytes, bytes, bytes], pulls: list[tuple[int, int, int]]
+) -> bytes: ...
 def pull_answers(
     data: bytes, limit_bytes: int
 ) -> tuple[list[tuple[int, int, int, int, bytes, None]], int]: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Where the answers to pulls and their records begin, what their heads say, where properties stand,
+"""Pulls asked for, where their answers and records begin, what their heads say, where properties stand,
 and pieces of them copied out.
 
 Owns: the walks over many records at once (layout: wire/record.py). One rule: nothing is read past
@@ -7,13 +7,14 @@ the end of a record; what breaks the format is refused as a whole, and the calle
 gives the same results, finds the words for it.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from cometmq._fast.headers cimport Head, Text, is_word, scan_binary, scan_json
-from cometmq._fast.ints cimport get32
+from cometmq._fast.ints cimport get32, put32, put_decimal
 
 cdef int64_t LEAST = 91  # a record without body, topic and properties
 cdef int BORN_V6 = 16, STORE_V6 = 32, V6_MORE = 12
@@ -260,6 +261,37 @@ cdef inline bint offsets_in(Head* head, int64_t* found) noexcept nogil:
             return False
         seen |= 1 << which
     return seen == 7
+
+
+def pull_requests(tuple pieces, list pulls):
+    """Frames with JSON headers, one a pull: these four pieces, and its three numbers between them.
+    """
+    cdef const char *texts[4]
+    cdef Py_ssize_t sizes[4]
+    cdef Py_ssize_t total = 0, at = 0, size
+    cdef int place
+    cdef bytes piece
+    if len(pieces) != 4:
+        raise ValueError("four pieces")
+    for place in range(4):
+        piece = pieces[place]
+        texts[place] = PyBytes_AS_STRING(piece)
+        sizes[place] = len(piece)
+        total += sizes[place]
+    cdef bytearray out = bytearray((total + 8 + 3 * 20) * len(pulls))
+    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out)
+    cdef int64_t numbers[3]
+    for numbers[0], numbers[1], numbers[2] in pulls:
+        size = 8
+        for place in range(4):
+            memcpy(to + at + size, texts[place], sizes[place])
+            size += sizes[place]
+            if place < 3:
+                size += put_decimal(to + at + size, numbers[place])
+        put32(to + at, <uint32_t>(size - 4))
+        put32(to + at + 4, <uint32_t>(size - 8))
+        at += size
+    return bytes(out[:at])
 
 
 def pull_answers(bytes data, Py_ssize_t limit_bytes):

@@ -10,13 +10,13 @@ and a round trip for every 32 would be most of the time.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Sequence
 
 from cometmq.client.connection import MAX_ANSWER_BYTES, Credentials
 from cometmq.client.reading import Filter
@@ -35,6 +35,8 @@ _OFFSET, _COUNT, _OPAQUE = 7_777_777_777_777_777_777, 1_999_999_991, 1_888_888_8
 _MOST_OPAQUE = 2**31 - 1
 _LENGTHS = struct.Struct(">II").pack
 
+Pull = tuple[int, int, int]
+"""Offset, count, and id of the request."""
 Answer = tuple[int, int, int, int, bytes, Frame | None]
 """To a pull: id of the request, next offset, lowest, highest, body. Or, if it is not simply that
 all went well, the frame in the last place, and nothing but the id before it."""
@@ -79,12 +81,12 @@ class Link:
         self._opaque = self._opaque + 1 if self._opaque < _MOST_OPAQUE else 1
         return self._opaque
 
-    def send(self, requests: Sequence[bytes]) -> None:
+    def send(self, requests: bytes, count: int) -> None:
         """All at once. They must be so few that the other side's buffer holds them: it may be
         busy writing to us."""
-        self.waiting += len(requests)
+        self.waiting += count
         try:
-            self._socket.sendall(b"".join(requests))
+            self._socket.sendall(requests)
         except OSError as error:
             raise ConnectionLost(f"connection to {self.address} lost: {error}") from None
 
@@ -195,19 +197,36 @@ class PullRequest:
         )
         # The frame is made once by the codec itself, with numbers that stand for those to come.
         raw = encode_frame(Frame(RequestCode.PULL_MESSAGE, _OPAQUE, ext=self._ext))
-        head = raw[8:].replace(b"%", b"%%")
-        for number in (_OFFSET, _COUNT, _OPAQUE):
+        head = raw[8:]
+        pieces = []
+        for number in (_OFFSET, _COUNT, _OPAQUE):  # in this order, as the codec writes them
             assert head.count(b"%d" % number) == 1, "a text of the request contains our marks"
-            head = head.replace(b"%d" % number, b"%d")
-        self._head = head
+            before, _, head = head.partition(b"%d" % number)
+            pieces.append(before)
+        self._pieces = (*pieces, head)
         self.most_at_once = max(1, MOST_SENT_BYTES // (len(raw) + 150))  # 150: a signature
         """So many requests fit into what a socket's buffer holds for sure."""
 
-    def encode(self, link: Link, opaque: int, offset: int, count: int) -> bytes:
+    def encode(self, link: Link, pulls: list[Pull]) -> bytes:
+        """Requests for so many messages from these offsets on, one behind the other."""
         if link.credentials is not None:
-            ext = {**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)}
-            ext = link.credentials.sign(ext, b"")
-            return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
-        head = self._head % (offset, count, opaque)
+            return b"".join(self._signed(link.credentials, *pull) for pull in pulls)
+        if COMPILED is not None:
+            found: bytes = COMPILED.pull_requests(self._pieces, pulls)
+            return found
+        return plain_requests(self._pieces, pulls)
+
+    def _signed(self, credentials: Credentials, offset: int, count: int, opaque: int) -> bytes:
+        ext = {**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)}
+        ext = credentials.sign(ext, b"")
+        return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
+
+
+def plain_requests(pieces: tuple[bytes, bytes, bytes, bytes], pulls: list[Pull]) -> bytes:
+    """Frames with JSON headers: these pieces, and the numbers of a pull between them."""
+    frames = []
+    for numbers in pulls:
+        head = b"%b%d%b%d%b%d%b" % tuple(itertools.chain(*zip(pieces, numbers), pieces[3:]))
         # Length of what follows, then the header's: serialization 0 (JSON) is its first byte.
-        return b"%b%b" % (_LENGTHS(len(head) + 4, len(head)), head)
+        frames.append(_LENGTHS(len(head) + 4, len(head)) + head)
+    return b"".join(frames)

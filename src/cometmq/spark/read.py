@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,15 +66,17 @@ _BUSY = (
 )
 
 
-@dataclass
 class Window:
     """Some offsets that are asked for together; `cursor` is how far they have been answered."""
 
-    cursor: int
-    end: int
-    is_probe: bool = False
-    bodies: list[bytes] = field(default_factory=list)
-    rows: int = 0
+    __slots__ = ("bodies", "cursor", "end", "is_probe", "rows")
+
+    def __init__(self, cursor: int, end: int, is_probe: bool = False) -> None:
+        self.cursor = cursor
+        self.end = end
+        self.is_probe = is_probe
+        self.bodies: list[bytes] = []
+        self.rows = 0
 
 
 class RangeReader:
@@ -97,9 +98,9 @@ class RangeReader:
         self._trouble_since: float | None = None
         self._wait_s = WAIT_S
 
-    def bodies(self) -> Iterator[tuple[bytes, int, int]]:
-        """Bodies in the order of their offsets, each with the end of its window (what lies behind
-        it is the next window's) and about how many rows."""
+    def windows(self) -> Iterator[list[Window]]:
+        """All of them, answered, in the order of their offsets, some at a time. What a body has
+        behind the end of its window is the next window's."""
         at = self._range.begin
         try:
             windows, at = self._plan(at)
@@ -109,9 +110,7 @@ class RangeReader:
                 done = windows
                 windows, at = self._plan(max(at, done[-1].end))
                 self._ask(windows)
-                for window in done:
-                    for body in window.bodies:
-                        yield body, window.end, window.rows // len(window.bodies)
+                yield done
         finally:
             self._let_go()
 
@@ -135,9 +134,13 @@ class RangeReader:
         if self._is_learnt:
             count = min(self._request.most_at_once, ROUND_BYTES // max(1, self._pull_bytes))
             count = max(1, count)
-        while at < end and len(windows) < count:
-            windows.append(Window(at, min(end, at + self._step)))
-            at = windows[-1].end
+        step = self._step
+        full = min(count, (end - at) // step)
+        windows = [Window(begin, begin + step) for begin in range(at, at + full * step, step)]
+        at += full * step
+        if at < end and full < count:  # the last of them
+            windows.append(Window(at, end))
+            at = end
         if at < end:
             windows.append(Window(at, min(end, at + self._options.pull_count), is_probe=True))
             # It may get less than it asked for: the next round is planned when that is known.
@@ -152,17 +155,17 @@ class RangeReader:
                 access, timeout_ms = self._options.access, self._options.timeout_ms
                 self._link = links.take(self._where(), access, timeout_ms)
             link = self._link
-            requests = []
+            asked, most, is_filtered = self._asked, self._options.pull_count, self._is_filtered
+            pulls = []
             for window in windows:
-                if window.cursor < window.end:
+                cursor, end = window.cursor, window.end
+                if cursor < end:
+                    count = end - cursor
                     opaque = link.next_opaque()
-                    count = self._options.pull_count
-                    if not self._is_filtered:
-                        count = min(count, window.end - window.cursor)
-                    requests.append(self._request.encode(link, opaque, window.cursor, count))
-                    self._asked[opaque] = window
-            if requests:
-                link.send(requests)
+                    pulls.append((cursor, most if is_filtered or count > most else count, opaque))
+                    asked[opaque] = window
+            if pulls:
+                link.send(self._request.encode(link, pulls), len(pulls))
         except (ConnectionLost, RequestTimeout) as error:
             self._failed(error)
 
@@ -188,11 +191,19 @@ class RangeReader:
 
     def _sort(self, answers: Sequence[Answer]) -> None:
         """Answers to the windows that they are for."""
+        asked, is_plain = self._asked, not self._is_filtered
         for opaque, following, low, high, body, frame in answers:
-            window = self._asked.pop(opaque, None)
+            window = asked.pop(opaque, None)
             if window is None:
                 continue
-            if frame is None and following > window.cursor:
+            if frame is None and following == window.end and is_plain and not window.is_probe:
+                # As planned, which is nearly always: `_take` without what it has to find out.
+                window.rows += following - window.cursor
+                window.bodies.append(body)
+                window.cursor = following
+                self._pull_bytes = max(len(body), self._pull_bytes * 7 // 8)
+                self._trouble_since = None
+            elif frame is None and following > window.cursor:
                 self._trouble_since = None
                 self._take(window, body, following)
             elif frame is None:
@@ -344,16 +355,18 @@ class PartitionReader:
         get_ready()
         for one in ranges:
             reader = RangeReader(one, self._options, self._wanted)
-            for body, end, rows in reader.bodies():
-                if self._bytes + len(body) > BATCH_BYTES and self._bodies:
-                    yield from self._flush()
-                self._bodies.append(body)
-                self._ends.append(end)
-                self._brokers.append(one.broker)
-                self._rows += rows
-                self._bytes += len(body)
-                if self._rows >= BATCH_ROWS:
-                    yield from self._flush()
+            for windows in reader.windows():
+                for window in windows:
+                    for body in window.bodies:
+                        if self._bytes + len(body) > BATCH_BYTES and self._bodies:
+                            yield from self._flush()
+                        self._bodies.append(body)
+                        self._ends.append(window.end)
+                        self._brokers.append(one.broker)
+                        self._bytes += len(body)
+                    self._rows += window.rows
+                    if self._rows >= BATCH_ROWS:
+                        yield from self._flush()
         yield from self._flush()
 
     def _flush(self) -> Iterator[pa.RecordBatch]:
