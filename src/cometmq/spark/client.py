@@ -10,7 +10,6 @@ and a round trip for every 32 would be most of the time.
 
 from __future__ import annotations
 
-import itertools
 import os
 import select
 import socket
@@ -222,11 +221,12 @@ class PullRequest:
         return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
 
 
-def plain_requests(pieces: tuple[bytes, bytes, bytes, bytes], pulls: list[Pull]) -> bytes:
+def plain_requests(pieces: tuple[bytes, ...], pulls: list[Pull]) -> bytes:
     """Frames with JSON headers: these pieces, and the numbers of a pull between them."""
     frames = []
-    for numbers in pulls:
-        head = b"%b%d%b%d%b%d%b" % tuple(itertools.chain(*zip(pieces, numbers), pieces[3:]))
+    first, second, third, last = pieces
+    for offset, count, opaque in pulls:
+        head = b"%b%d%b%d%b%d%b" % (first, offset, second, count, third, opaque, last)
         # Length of what follows, then the header's: serialization 0 (JSON) is its first byte.
         frames.append(_LENGTHS(len(head) + 4, len(head)) + head)
     return b"".join(frames)

@@ -12,6 +12,7 @@ pulls joined; it is below 2 GiB, the reach of Arrow's 32-bit offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,8 @@ class Records:
             raise RecordCorrupt(f"{size} bytes of messages at once; at most {MAX_BODY_BYTES}")
         heads: tuple[bytes, bytes] | None = None
         if COMPILED is not None:
-            try:
+            with suppress(ValueError):  # the plain way says what is wrong
                 self.body, starts, heads = COMPILED.join_records(list(bodies))
-            except ValueError:
-                pass  # the plain way says what is wrong
         if heads is None:
             self.body = b"".join(bodies)
             starts = _starts(self.body)

@@ -1,7 +1,7 @@
 """A Python worker of Spark's, made ready for many short tasks.
 
-Owns: what is done once in every worker process that reads or writes for us. One rule: nothing that a
-program can see changes; only what a task costs beside its work.
+Owns: what is done once in every worker process that reads or writes for us. One rule: nothing that
+a program can see changes; only what a task costs beside its work.
 
 Spark collects garbage after every task, and walks all that numpy, Arrow and PySpark have loaded:
 20 ms of a core each time, where a small micro-batch takes 60. What is loaded before the first task

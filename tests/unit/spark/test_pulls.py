@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.spark.test_decode import encode
+from tests.unit.spark.test_decode import messages as records_of
 
 from cometmq.client.connection import MAX_ANSWER_BYTES
 from cometmq.client.reading import Filter
@@ -18,9 +20,8 @@ from cometmq.message import MessageQueue
 from cometmq.spark import gather, worker
 from cometmq.spark.client import Answer, Link, Pull, PullRequest, answer_of, plain_requests
 from cometmq.spark.decode import Records, parts_of
-from cometmq.wire.frame import FLAG_RESPONSE, JSON, ROCKETMQ, Frame, FrameReader, encode_frame
-from tests.unit.spark.test_decode import encode
-from tests.unit.spark.test_decode import messages as records_of
+from cometmq.wire.codes import FLAG_RESPONSE
+from cometmq.wire.frame import JSON, ROCKETMQ, Frame, FrameReader, encode_frame
 
 assert gather.COMPILED is not None, "the compiled walk was not built"
 WALK = gather.COMPILED
