@@ -4,6 +4,11 @@ Owns: the questions of the connector's design, each with its target. One rule: C
 the JVM and of all its Python workers, read from /proc; things that are compared take turns in one
 run, and the median of the turns counts. The broker is a process of its own and is not counted.
 
+A row's cost is what a row more costs: each thing is done with few rows and with many, in as many
+tasks, and the difference is divided. What a query costs before its first row (a tenth of a second
+or two of planning and of starting tasks, for Parquet as well) is shown beside it, and is what the
+micro-batches are asked about.
+
     spark.py                a topic of 1,000,000 messages, three turns
     spark.py --quick        a fifth of it, one turn
 
@@ -19,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +39,13 @@ ELEVEN = (
     *("topic", "broker", "queue_id", "queue_offset", "keys", "tags", "body"),
     *("born_time", "store_time", "reconsume_times", "msg_id"),
 )
-ROW_SHARE = 10  # the row path gets a tenth of the messages: it takes ten times as long
+FEW, SOME = 10, 3  # "few" rows are a tenth; the row path, ten times as slow, has 3/10 as its many
 BATCH_ROWS = 400  # of a micro-batch whose fixed cost is looked for
 BATCHES = 40
-WARM = 2
+WARM = 2  # the first micro-batches of a query
 TRIES = 3
 TICKS = os.sysconf("SC_CLK_TCK")
+Topics = tuple[str, str, str]
 
 
 # ------------------------------------------------------------------------------------------- clocks
@@ -98,24 +104,29 @@ class Bench:
     def spent(self, act: Callable[[], object]) -> Spent:
         def clocks() -> tuple[float, float, float]:
             jvm, *workers = tree(self.jvm)
-            # The JVM's own time without its children's: they are counted on their own.
+            # The JVM's own time, and that of its children: those that are, and those that were.
             text = Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()
-            return time.monotonic(), (int(text[11]) + int(text[12])) / TICKS, cpu_s(workers)
+            user, system, *gone = (int(one) / TICKS for one in text[11:15])
+            return time.monotonic(), user + system, cpu_s(workers) + sum(gone)
 
         before = clocks()
         act()
         after = clocks()
         return Spent(*(now - then for then, now in zip(before, after, strict=True)))
 
-    def in_turn(self, acts: dict[str, Callable[[], object]], warm: int) -> dict[str, list[Spent]]:
-        for _ in range(warm):
-            for act in acts.values():
-                act()
+    def in_turn(self, acts: dict[str, Callable[[], object]]) -> dict[str, list[Spent]]:
+        for act in acts.values():  # to warm up
+            act()
         found: dict[str, list[Spent]] = {name: [] for name in acts}
         for _ in range(self.turns):
             for name, act in acts.items():
                 found[name].append(self.spent(act))
         return found
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Few rows, some, and all."""
+        return self.count // FEW, self.count * SOME // FEW, self.count
 
     def new(self, what: str) -> str:
         self.made += 1
@@ -167,59 +178,87 @@ def nowhere(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def per_row_us(runs: list[Spent], rows: int) -> tuple[float, float, float]:
-    """(JVM, Python, both): medians."""
-    return (
-        statistics.median(one.jvm_s for one in runs) / rows * 1e6,
-        statistics.median(one.python_s for one in runs) / rows * 1e6,
-        statistics.median(one.cpu_s for one in runs) / rows * 1e6,
+@dataclass
+class Cost:
+    """CPU microseconds for a row more; milliseconds before the first."""
+
+    jvm_us: float
+    python_us: float
+    start_ms: float
+    whole_us: float
+    """Of a row of the many, its share of the start included."""
+    best_rows_s: float
+
+    @property
+    def both_us(self) -> float:
+        return self.jvm_us + self.python_us
+
+
+def cost(few: list[Spent], many: list[Spent], rows: tuple[int, int]) -> Cost:
+    def middle(runs: list[Spent], what: str) -> float:
+        return float(statistics.median(getattr(one, what) for one in runs))
+
+    def more_us(what: str) -> float:
+        return (middle(many, what) - middle(few, what)) / (rows[1] - rows[0]) * 1e6
+
+    jvm, python = more_us("jvm_s"), more_us("python_s")
+    return Cost(
+        jvm,
+        python,
+        middle(few, "cpu_s") * 1e3 - (jvm + python) * rows[0] / 1e3,
+        middle(many, "cpu_s") / rows[1] * 1e6,
+        max(rows[1] / one.wall_s for one in many),
     )
 
 
-def show_cost(bench: Bench, what: str, runs: list[Spent], rows: int) -> float:
-    jvm, python, both = per_row_us(runs, rows)
-    best = max(rows / one.wall_s for one in runs)
-    bench.tell(f"{what}: CPU us a row (JVM + Python)", f"{jvm:.2f} + {python:.2f}")
-    bench.figures[what] = {"jvm_us": jvm, "python_us": python, "best_rows_s": best}
-    return both
+def show_cost(bench: Bench, what: str, found: Cost) -> None:
+    bench.tell(
+        f"{what}: CPU us for a row more (JVM + Python)",
+        f"{found.jvm_us:.2f} + {found.python_us:.2f}",
+    )
+    bench.tell(f"{what}: CPU ms before the first row", f"{found.start_ms:.0f}")
+    bench.figures[what] = asdict(found)
 
 
 # ---------------------------------------------------------------------------------------- questions
 
 
-def source(bench: Bench, topic: str, topic_for_rows: str) -> None:
-    few = bench.count // ROW_SHARE
+def source(bench: Bench, topics: Topics) -> None:
+    few, some, many = topics
     for columns in (ELEVEN, FOUR):
-        lake = str(bench.folder / bench.new("lake"))
-        bench.read(topic, columns).write.parquet(lake)
-        found = bench.in_turn(
-            {
-                "parquet": lambda lake=lake: nowhere(bench.spark.read.parquet(lake)),
-                "arrow": lambda columns=columns: nowhere(bench.read(topic, columns)),
-            },
-            WARM,
-        )
-        slow = bench.in_turn(
-            {
-                "rows": lambda columns=columns: nowhere(
-                    bench.read(topic_for_rows, columns, "rocketmq-rows")
-                )
-            },
-            1,
-        )
+        acts: dict[str, Callable[[], object]] = {}
+        for name, topic in (("few", few), ("many", many)):
+            lake = str(bench.folder / bench.new("lake"))
+            bench.read(topic, columns).write.parquet(lake)
+            acts[f"parquet {name}"] = lambda lake=lake: nowhere(bench.spark.read.parquet(lake))
+            acts[f"arrow {name}"] = lambda topic=topic, columns=columns: nowhere(
+                bench.read(topic, columns, minPartitions=QUEUES)
+            )
+        for name, topic in (("few", few), ("many", some)):
+            acts[f"rows {name}"] = lambda topic=topic, columns=columns: nowhere(
+                bench.read(topic, columns, "rocketmq-rows", minPartitions=QUEUES)
+            )
+        found = bench.in_turn(acts)
+        part, third, count = bench.sizes
+        costs = {
+            "parquet": cost(found["parquet few"], found["parquet many"], (part, count)),
+            "arrow": cost(found["arrow few"], found["arrow many"], (part, count)),
+            "rows": cost(found["rows few"], found["rows many"], (part, third)),
+        }
         n = len(columns)
-        parquet = show_cost(bench, f"Parquet, {n} columns", found["parquet"], bench.count)
-        arrow = show_cost(bench, f"source, {n} columns", found["arrow"], bench.count)
-        tuples = show_cost(bench, f"source of tuples, {n} columns", slow["rows"], few)
-        ratio, less = arrow / parquet, tuples / arrow
+        show_cost(bench, f"Parquet, {n} columns", costs["parquet"])
+        show_cost(bench, f"source, {n} columns", costs["arrow"])
+        show_cost(bench, f"source of tuples, {n} columns", costs["rows"])
+        ratio = costs["arrow"].both_us / costs["parquet"].both_us
+        less = costs["rows"].both_us / costs["arrow"].both_us
         bench.tell(f"source / Parquet, {n} columns", f"{ratio:.2f}x", "<= 2.5x", ratio <= 2.5)
+        whole = costs["arrow"].whole_us / costs["parquet"].whole_us
+        bench.tell(f"source / Parquet, {n} columns, starts included", f"{whole:.2f}x")
         bench.tell(f"tuples / source, {n} columns", f"{less:.1f}x", ">= 8x", less >= 8)
         bench.figures[f"source, {n} columns"] |= {"of_parquet": ratio, "tuples": less}
 
 
 def sink(bench: Bench) -> None:
-    few = bench.count // ROW_SHARE
-
     def frame(rows: int) -> Any:
         return bench.spark.range(0, rows, 1, 4).selectExpr(
             f"cast(rpad(cast(id as string), {BODY_BYTES}, 'x') as binary) as body",
@@ -231,49 +270,75 @@ def sink(bench: Bench) -> None:
         writer = frame(rows).write.format(form).mode("append").option("namesrv", bench.namesrv)
         writer.option("topic", bench.topic()).save()
 
-    acts: dict[str, Callable[[], object]] = {
-        "made": lambda: nowhere(frame(bench.count)),
-        "arrow": lambda: write("rocketmq", bench.count),
-    }
-    found = bench.in_turn(acts, WARM)
-    slow = bench.in_turn({"rows": lambda: write("rocketmq-rows", few)}, 1)
-    show_cost(bench, "rows made, and written nowhere", found["made"], bench.count)
-    arrow = show_cost(bench, "sink", found["arrow"], bench.count)
-    rows = show_cost(bench, "sink of rows", slow["rows"], few)
-    less = rows / arrow
-    bench.tell("sink of rows / sink (making them included)", f"{less:.1f}x", ">= 5x", less >= 5)
-    bench.figures["sink"] |= {"rows": less}
+    few, some, many = bench.sizes
+    found = bench.in_turn(
+        {
+            "made few": lambda: nowhere(frame(few)),
+            "made many": lambda: nowhere(frame(many)),
+            "arrow few": lambda: write("rocketmq", few),
+            "arrow many": lambda: write("rocketmq", many),
+            "rows few": lambda: write("rocketmq-rows", few),
+            "rows many": lambda: write("rocketmq-rows", some),
+        }
+    )
+    made = cost(found["made few"], found["made many"], (few, many))
+    arrow = cost(found["arrow few"], found["arrow many"], (few, many))
+    rows = cost(found["rows few"], found["rows many"], (few, some))
+    show_cost(bench, "rows made, and written nowhere", made)
+    show_cost(bench, "sink", arrow)
+    show_cost(bench, "sink of rows", rows)
+    less = (rows.both_us - made.both_us) / (arrow.both_us - made.both_us)
+    bench.tell("sink of rows / sink", f"{less:.1f}x", ">= 5x", less >= 5)
+    whole = rows.both_us / arrow.both_us
+    bench.tell("sink of rows / sink, making the rows included", f"{whole:.1f}x")
+    bench.figures["sink"] |= {"rows": less, "rows_made_included": whole}
 
 
 def batches(bench: Bench) -> None:
-    """The time of a micro-batch that has next to nothing to do."""
+    """The time of a micro-batch that has next to nothing to do, and what of it is Spark's own: a
+    Python source that makes its rows, and a Python sink that drops them."""
     prefix = bench.new("small") + "-"
     harness.fill(bench.server, prefix, BATCHES * BATCH_ROWS, queues=QUEUES, body=BODY_BYTES)
     topic = f"{prefix}0"
+
+    def ours(form: str) -> list[Any]:
+        frame = bench.stream(topic, ("body", "tags"), BATCH_ROWS)
+        if form == "noop":
+            return bench.run_stream(frame, form)
+        return bench.run_stream(frame, form, namesrv=bench.namesrv, topic=bench.topic())
+
+    def floor(form: str) -> list[Any]:
+        reader = bench.spark.readStream.format("floor").option("batches", BATCHES)
+        frame = reader.option("rows", BATCH_ROWS).load()
+        return bench.run_stream(frame, "noop" if form == "noop" else "floor")
+
     for what, form, target in (("", "noop", 120), (" with the sink", "rocketmq", 200)):
-
-        def once(form: str = form) -> list[Any]:
-            frame = bench.stream(topic, ("body", "tags"), BATCH_ROWS)
-            if form == "noop":
-                return bench.run_stream(frame, form)
-            return bench.run_stream(frame, form, namesrv=bench.namesrv, topic=bench.topic())
-
-        once()
-        done: list[list[Any]] = []
-        spent = bench.spent(lambda once=once, done=done: done.append(once()))
-        took = sorted(one["durationMs"]["triggerExecution"] for one in done[0][2:])
-        middle, best = statistics.median(took), took[len(took) // 10]
-        name = f"micro-batch{what}"
-        bench.tell(f"{name}, median ms", f"{middle:.0f}", f"<= {target}", middle <= target)
-        bench.tell(f"{name}, the best tenth, ms", f"{best}")
-        cpu_ms = spent.cpu_s / len(done[0]) * 1000
-        bench.tell(f"{name}, CPU ms", f"{cpu_ms:.0f}")
-        parts = {
-            key: statistics.median(one["durationMs"].get(key, 0) for one in done[0][2:])
-            for key in done[0][-1]["durationMs"]
-        }
-        say("    " + ", ".join(f"{key} {value:.0f}" for key, value in parts.items()))
-        bench.figures[name] = {"median_ms": middle, "best_ms": best, "cpu_ms": cpu_ms} | parts
+        found: dict[str, list[list[Any]]] = {"Spark's own": [], "": []}
+        cpu: dict[str, list[float]] = {"Spark's own": [], "": []}
+        for turn in range(1 + bench.turns):
+            for name, run in (("Spark's own", floor), ("", ours)):
+                done: list[list[Any]] = []
+                spent = bench.spent(lambda run=run, form=form, done=done: done.append(run(form)))
+                if turn:  # the first warms up
+                    found[name].append(done[0][WARM:])
+                    cpu[name].append(spent.cpu_s / len(done[0]) * 1000)
+        for who, runs in found.items():
+            name = f"micro-batch{what}" + (f", {who}" if who else "")
+            rounds = [one["durationMs"] for run in runs for one in run]
+            took = sorted(one["triggerExecution"] for one in rounds)
+            middle, best = statistics.median(took), took[len(took) // 10]
+            if who:
+                bench.tell(f"{name}, median ms", f"{middle:.0f}")
+            else:
+                bench.tell(f"{name}, median ms", f"{middle:.0f}", f"<= {target}", middle <= target)
+            bench.tell(f"{name}, the best tenth, ms", f"{best}")
+            cpu_ms = statistics.median(cpu[who])
+            bench.tell(f"{name}, CPU ms (with its share of the query's start)", f"{cpu_ms:.0f}")
+            parts = {
+                key: statistics.median(one.get(key, 0) for one in rounds) for key in rounds[-1]
+            }
+            say("    " + ", ".join(f"{key} {value:.0f}" for key, value in parts.items()))
+            bench.figures[name] = {"median_ms": middle, "best_ms": best, "cpu_ms": cpu_ms} | parts
 
 
 def streaming(bench: Bench, topic: str) -> None:
@@ -376,6 +441,7 @@ def start_spark() -> Any:
     )
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(spark_rows.RowSource)
+    spark.dataSource.register(spark_rows.Floor)
     return spark
 
 
@@ -383,12 +449,12 @@ QUESTIONS = ("source", "sink", "batches", "streaming", "growth")
 
 
 def measure(bench: Bench, chosen: Sequence[str]) -> None:
-    topics = [bench.new("full") + "-", bench.new("part") + "-"]
-    for prefix, rows in zip(topics, (bench.count, bench.count // ROW_SHARE), strict=True):
+    prefixes = [bench.new(name) + "-" for name in ("few", "some", "full")]
+    for prefix, rows in zip(prefixes, bench.sizes, strict=True):
         harness.fill(bench.server, prefix, rows, queues=QUEUES, body=BODY_BYTES)
-    full, part = (f"{prefix}0" for prefix in topics)
+    few, some, full = (f"{prefix}0" for prefix in prefixes)
     questions: dict[str, Callable[[], None]] = {
-        "source": lambda: source(bench, full, part),
+        "source": lambda: source(bench, (few, some, full)),
         "sink": lambda: sink(bench),
         "batches": lambda: batches(bench),
         "streaming": lambda: streaming(bench, full),
@@ -448,7 +514,10 @@ def main() -> None:
 NOTES = """\
 CPU time is that of the JVM and of Python's workers, in this run; the broker's is not in it. Source
 and Parquet go to Spark's `noop` sink. Wall times (ms, rows/s) depend on what else the machine did:
-see the load average; ratios and CPU times are the steadier figures.
+see the load average; ratios and CPU times are the steadier figures. A row more: many rows less few
+rows, in as many tasks. Of the sinks' ratio the cost of making the rows, which is neither's, is
+subtracted from both. "Spark's own" micro-batch: a Python source that makes its rows, a Python sink
+that drops them.
 """
 
 

@@ -1,8 +1,9 @@
-"""What the connector would be without Arrow: a source of tuples and a sink of rows, to measure by.
+"""What to measure the connector by: the same without Arrow, and the least that Spark takes.
 
-Owns: the format `rocketmq-rows`. One rule: it asks brokers for the same bytes by the same pulls and
-sends as many messages in a request; only what happens to each message between broker and Spark is
-done the plain way, one after the other in Python.
+Owns: the formats `rocketmq-rows` and `floor`. One rule: `rocketmq-rows` asks brokers for the same
+bytes by the same pulls and sends as many messages in a request; only what happens to each message
+between broker and Spark is done the plain way, one after the other in Python. `floor` asks nobody:
+a stream of rows that are made on the spot, and a sink that drops what it gets.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import Row, StructType
 
@@ -64,11 +74,12 @@ class RowReader(DataSourceReader):
         options = SourceOptions.parse(self._raw)
         fields = [FIELDS[name] for name in self._schema.names]
         for one in partition.ranges:
-            for body, end, _ in RangeReader(one, options, Filter()).bodies():
+            for window in chain.from_iterable(RangeReader(one, options, Filter()).windows()):
                 message: ReceivedMessage
-                for message in read_all(body, one.broker):
-                    if message.queue_offset < end:
-                        yield tuple(field(message) for field in fields)
+                for body in window.bodies:
+                    for message in read_all(body, one.broker):
+                        if message.queue_offset < window.end:
+                            yield tuple(field(message) for field in fields)
 
 
 @dataclass
@@ -112,3 +123,57 @@ class RowSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> RowWriter:
         return RowWriter(self._own())
+
+
+# -------------------------------------------------------------------------------------------- floor
+
+
+class FloorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, batches: int, rows: int) -> None:
+        self._batches, self._rows = batches, rows
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - the names are Spark's
+        return {"at": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        pass
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        return {"at": min(start["at"] + 1, self._batches)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition(end["at"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        body = pa.array([b"x" * 128] * self._rows, pa.binary())
+        tags = pa.array(["paid"] * self._rows, pa.string())
+        yield pa.RecordBatch.from_arrays([body, tags], ["body", "tags"])
+
+    def commit(self, end: dict[str, int]) -> None:
+        pass
+
+
+class FloorWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return Written(sum(batch.num_rows for batch in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        pass
+
+
+class Floor(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "floor"
+
+    def schema(self) -> str:
+        return "body binary, tags string"
+
+    def streamReader(self, schema: StructType) -> FloorReader:  # noqa: N802
+        return FloorReader(int(self.options["batches"]), int(self.options["rows"]))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FloorWriter:  # noqa: N802
+        return FloorWriter()

@@ -22,6 +22,7 @@ from cometmq.spark.plan import Positions, Range, partition, text_of
 from cometmq.spark.read import PartitionReader
 from cometmq.spark.schema import check_schema
 from cometmq.spark.source_options import SourceOptions
+from cometmq.spark.worker import get_ready
 
 log = logging.getLogger("cometmq.spark")
 
@@ -53,6 +54,7 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
+        get_ready()
         options = self._options
         with Cluster(options) as cluster:
             look = cluster.look()

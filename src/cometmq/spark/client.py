@@ -14,16 +14,16 @@ import os
 import select
 import socket
 import ssl
+import struct
 import time
-from collections import deque
-from collections.abc import Sequence
 
 from cometmq.client.connection import MAX_ANSWER_BYTES, Credentials
 from cometmq.client.reading import Filter
 from cometmq.errors import ConnectionLost, RequestTimeout, Unreachable
 from cometmq.message import MessageQueue
+from cometmq.spark.gather import COMPILED
 from cometmq.spark.tls import Access
-from cometmq.wire.codes import PullFlag, RequestCode
+from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame
 from cometmq.wire.headers import PullHeader, to_ext
 
@@ -32,6 +32,13 @@ MOST_SENT_BYTES = 40 * 1024  # at once; the least that a receiving socket holds 
 MOST_KEPT = 16  # connections; a worker talks to one broker or a few
 _OFFSET, _COUNT, _OPAQUE = 7_777_777_777_777_777_777, 1_999_999_991, 1_888_888_887
 _MOST_OPAQUE = 2**31 - 1
+_LENGTHS = struct.Struct(">II").pack
+
+Pull = tuple[int, int, int]
+"""Offset, count, and id of the request."""
+Answer = tuple[int, int, int, int, bytes, Frame | None]
+"""To a pull: id of the request, next offset, lowest, highest, body. Or, if it is not simply that
+all went well, the frame in the last place, and nothing but the id before it."""
 
 
 class Link:
@@ -43,7 +50,6 @@ class Link:
         self.timeout_s = timeout_ms / 1e3
         self.credentials: Credentials | None = access.credentials()
         self._reader = FrameReader(MAX_ANSWER_BYTES)
-        self._frames: deque[Frame] = deque()
         self._opaque = 0
         self.waiting = 0
         """Requests without an answer yet."""
@@ -68,25 +74,25 @@ class Link:
     def is_fresh(self) -> bool:
         """Whether it is still open, with nothing on it that nobody asked for."""
         readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable and not self._frames
+        return not readable
 
     def next_opaque(self) -> int:
         self._opaque = self._opaque + 1 if self._opaque < _MOST_OPAQUE else 1
         return self._opaque
 
-    def send(self, requests: Sequence[bytes]) -> None:
+    def send(self, requests: bytes, count: int) -> None:
         """All at once. They must be so few that the other side's buffer holds them: it may be
         busy writing to us."""
-        self.waiting += len(requests)
+        self.waiting += count
         try:
-            self._socket.sendall(b"".join(requests))
+            self._socket.sendall(requests)
         except OSError as error:
             raise ConnectionLost(f"connection to {self.address} lost: {error}") from None
 
-    def receive(self) -> Frame:
-        """The next answer, to whichever request."""
+    def receive(self) -> list[Answer]:
+        """The next answers, at least one, to whichever requests."""
         give_up = time.monotonic() + self.timeout_s
-        while not self._frames:
+        while True:
             left = give_up - time.monotonic()
             if left <= 0:
                 raise RequestTimeout(
@@ -102,12 +108,38 @@ class Link:
                 raise ConnectionLost(f"connection to {self.address} lost: {error}") from None
             if not data:
                 raise ConnectionLost(f"connection closed by {self.address}")
-            # What is no answer is a word to a member of a group, which we are not.
-            self._frames.extend(frame for frame in self._reader.feed(data) if frame.is_response)
-            if self._reader.error is not None:
-                raise self._reader.error
-        self.waiting -= 1
-        return self._frames.popleft()
+            answers = self._answers(data)
+            if answers:
+                self.waiting -= len(answers)
+                return answers
+
+    def _answers(self, data: bytes) -> list[Answer]:
+        reader = self._reader
+        whole = reader.join(data)
+        if whole is None:
+            return []
+        found: list[Answer] = []
+        at = 0
+        if COMPILED is not None:
+            found, at = COMPILED.pull_answers(whole, MAX_ANSWER_BYTES)
+        # What is no answer is a word to a member of a group, which we are not.
+        found += [answer_of(one) for one in reader.split(whole, at) if one.is_response]
+        if reader.error is not None:
+            raise reader.error
+        return found
+
+
+def answer_of(frame: Frame) -> Answer:
+    """The same by the plain way."""
+    ext = frame.ext
+    if frame.code == ResponseCode.SUCCESS:
+        try:
+            numbers = int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+        except (KeyError, ValueError):
+            pass  # whoever asked says what is wrong
+        else:
+            return frame.opaque, *numbers, frame.body, None
+    return frame.opaque, 0, 0, 0, b"", frame
 
 
 class Links:
@@ -164,19 +196,37 @@ class PullRequest:
         )
         # The frame is made once by the codec itself, with numbers that stand for those to come.
         raw = encode_frame(Frame(RequestCode.PULL_MESSAGE, _OPAQUE, ext=self._ext))
-        head = raw[8:].replace(b"%", b"%%")
-        for number in (_OFFSET, _COUNT, _OPAQUE):
+        head = raw[8:]
+        pieces = []
+        for number in (_OFFSET, _COUNT, _OPAQUE):  # in this order, as the codec writes them
             assert head.count(b"%d" % number) == 1, "a text of the request contains our marks"
-            head = head.replace(b"%d" % number, b"%d")
-        self._head = head
+            before, _, head = head.partition(b"%d" % number)
+            pieces.append(before)
+        self._pieces = (*pieces, head)
         self.most_at_once = max(1, MOST_SENT_BYTES // (len(raw) + 150))  # 150: a signature
         """So many requests fit into what a socket's buffer holds for sure."""
 
-    def encode(self, link: Link, opaque: int, offset: int, count: int) -> bytes:
+    def encode(self, link: Link, pulls: list[Pull]) -> bytes:
+        """Requests for so many messages from these offsets on, one behind the other."""
         if link.credentials is not None:
-            ext = {**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)}
-            ext = link.credentials.sign(ext, b"")
-            return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
-        head = self._head % (offset, count, opaque)
+            return b"".join(self._signed(link.credentials, *pull) for pull in pulls)
+        if COMPILED is not None:
+            found: bytes = COMPILED.pull_requests(self._pieces, pulls)
+            return found
+        return plain_requests(self._pieces, pulls)
+
+    def _signed(self, credentials: Credentials, offset: int, count: int, opaque: int) -> bytes:
+        ext = {**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)}
+        ext = credentials.sign(ext, b"")
+        return encode_frame(Frame(RequestCode.PULL_MESSAGE, opaque, ext=ext))
+
+
+def plain_requests(pieces: tuple[bytes, ...], pulls: list[Pull]) -> bytes:
+    """Frames with JSON headers: these pieces, and the numbers of a pull between them."""
+    frames = []
+    first, second, third, last = pieces
+    for offset, count, opaque in pulls:
+        head = b"%b%d%b%d%b%d%b" % (first, offset, second, count, third, opaque, last)
         # Length of what follows, then the header's: serialization 0 (JSON) is its first byte.
-        return (len(head) + 4).to_bytes(4, "big") + len(head).to_bytes(4, "big") + head
+        frames.append(_LENGTHS(len(head) + 4, len(head)) + head)
+    return b"".join(frames)

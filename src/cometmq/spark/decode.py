@@ -12,6 +12,7 @@ pulls joined; it is below 2 GiB, the reach of Arrow's 32-bit offsets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from cometmq.spark.gather import (
     COMPILED,
     LEAST_RECORD,
     big_endian,
+    cut,
     flags,
     hexed,
     numbers,
@@ -67,25 +69,37 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Records:
-    """The records of one contiguous body: where each begins, and its header's fields."""
+    """The records of some bodies, which are contiguous from now on: where each begins, and its
+    header's fields."""
 
-    def __init__(self, body: bytes) -> None:
-        if len(body) > MAX_BODY_BYTES:
-            raise RecordCorrupt(f"{len(body)} bytes of messages at once; at most {MAX_BODY_BYTES}")
-        self.body = body
-        try:
-            self.starts: Ints = np.frombuffer(record_starts(body), np.int64)
-        except ValueError as error:
-            raise RecordCorrupt(
-                f"a pull's body of {len(body)} bytes breaks off or contradicts itself at byte "
-                f"{error}"
-            ) from None
-        self._bytes = np.frombuffer(body, np.uint8)
-        self._buffer = pa.py_buffer(body)
-        self._read_heads()
+    def __init__(self, *bodies: bytes) -> None:
+        size = sum(map(len, bodies))
+        if size > MAX_BODY_BYTES:
+            raise RecordCorrupt(f"{size} bytes of messages at once; at most {MAX_BODY_BYTES}")
+        heads: tuple[bytes, bytes] | None = None
+        if COMPILED is not None:
+            with suppress(ValueError):  # the plain way says what is wrong
+                self.body, starts, heads = COMPILED.join_records(list(bodies))
+        if heads is None:
+            self.body = b"".join(bodies)
+            starts = _starts(self.body)
+        self.starts: Ints = np.frombuffer(starts, np.int64)
+        self._bytes = np.frombuffer(self.body, np.uint8)
+        self._buffer = pa.py_buffer(self.body)
+        if heads is None:
+            self._read_heads_plainly()
+        else:
+            self._take_heads(*heads)
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def are_before(self, ends: Ints, bounds: Ints) -> bool:
+        """Whether all offsets are before the end that holds for their part of the body."""
+        if COMPILED is not None:
+            found: bool = COMPILED.are_below(self.queue_offset, self.starts, bounds, ends)
+            return found
+        return bool((self.queue_offset < ends[parts_of(self.starts, bounds)]).all())
 
     def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Only those from now on."""
@@ -181,15 +195,20 @@ class Records:
         if not len(self):
             return pa.array([], pa.string())
         first = self.body[int(self.topic_begin[0]) : int(self.topic_end[0])]
-        topics = slices(self._buffer, self.topic_begin, self.topic_end, pa.binary())
-        is_same_length = bool((self.topic_end - self.topic_begin == len(first)).all())
-        if is_same_length and topics.buffers()[2].equals(pa.py_buffer(first * len(self))):
+        if COMPILED is not None:
+            is_same: bool = COMPILED.are_same(self.body, self.topic_begin, self.topic_end)
+        else:
+            topics = slices(self._buffer, self.topic_begin, self.topic_end, pa.binary())
+            is_same_length = bool((self.topic_end - self.topic_begin == len(first)).all())
+            whole = pa.py_buffer(first * len(self))
+            is_same = is_same_length and topics.buffers()[2].equals(whole)
+        if is_same:
             return pa.repeat(pa.scalar(first.decode("utf-8", "replace")), len(self))
-        return text_column(topics)
+        return text_column(cut(self.body, self.topic_begin, self.topic_end, pa.binary()))
 
     def bodies(self) -> pa.Array:
         """Bodies as their senders had them."""
-        found = slices(self._buffer, self.body_begin, self.body_end, pa.binary())
+        found = cut(self.body, self.body_begin, self.body_end, pa.binary())
         packed = np.flatnonzero(self.sys_flag & _COMPRESSED)
         if not len(packed):
             return found
@@ -208,11 +227,11 @@ class Records:
                 self.body, begins.tobytes(), ends.tobytes(), tuple(names)
             )
             if found is not None:
-                return props.Places(self._buffer, dict(zip(names, found, strict=True)))
+                return props.Places(self.body, dict(zip(names, found, strict=True)))
         return props.Properties(self._property_texts())
 
     def _property_texts(self) -> pa.Array:
-        return slices(self._buffer, self.properties_begin, self.properties_end, pa.binary())
+        return cut(self.body, self.properties_begin, self.properties_end, pa.binary())
 
     def _offset_ids(self) -> pa.Array:
         """The broker's own ids: its host and the place in its log, in hexadecimal."""
@@ -253,6 +272,20 @@ class Records:
             makers["tags"] = lambda: properties.column(b"TAGS")
             makers["msg_id"] = lambda: _ids(properties, self._offset_ids)
         return [makers[name]() for name in names]
+
+
+def _starts(body: bytes) -> bytes:
+    try:
+        return record_starts(body)
+    except ValueError as error:
+        raise RecordCorrupt(
+            f"a pull's body of {len(body)} bytes breaks off or contradicts itself at byte {error}"
+        ) from None
+
+
+def parts_of(starts: Ints, bounds: Ints) -> Ints:
+    """In which part of the body each record is; part n begins at bounds[n]."""
+    return np.searchsorted(bounds, starts, "right") - 1
 
 
 def _ids(

@@ -23,6 +23,16 @@ LEAST_RECORD = 91
 _MAGICS = (0xA7, 0xAB)
 
 
+def cut(body: bytes, begins: Any, ends: Any, kind: pa.DataType) -> pa.Array:
+    """The pieces [begin, end) of a body; compiled if we are, else as `slices` does it."""
+    if COMPILED is None:
+        return slices(pa.py_buffer(body), begins, ends, kind)
+    offsets, values = COMPILED.cut(body, np.ascontiguousarray(begins), np.ascontiguousarray(ends))
+    return pa.Array.from_buffers(
+        kind, len(begins), [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+    )
+
+
 def slices(buffer: pa.Buffer, begins: Any, ends: Any, kind: pa.DataType) -> pa.Array:
     """The pieces [begin, end) of a buffer: one copy each, made by Arrow.
 

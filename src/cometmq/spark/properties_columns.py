@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cometmq.spark.gather import nullable, numbers, slices, slices_between, text_column
+from cometmq.spark.gather import COMPILED, nullable, numbers, slices, text_column
 from cometmq.wire import properties as wire
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -25,24 +25,22 @@ class Places:
     """Some properties of a batch, found by the compiled walk (_fast/walk.pyx) in the pull's body:
     of each name begin and end in turn, -1 where a message has none."""
 
-    def __init__(self, body: pa.Buffer, places: dict[bytes, bytes]) -> None:
+    def __init__(self, body: bytes, places: dict[bytes, bytes]) -> None:
         self._body = body
         self._places = places
 
     def column(self, name: bytes) -> pa.Array:
         """One property of every message; null where it is not."""
-        bounds = np.frombuffer(self._places[name], np.int32)
-        if not len(bounds):
-            return pa.array([], pa.string())
-        is_there = bounds[0::2] >= 0
-        if is_there.all():
-            return text_column(slices_between(self._body, bounds, pa.binary()))
-        found = bounds.reshape(-1, 2)[is_there].reshape(-1)
-        if not len(found):
-            return pa.nulls(len(is_there), pa.string())
-        values = text_column(slices_between(self._body, found, pa.binary()))
-        picked = np.cumsum(is_there) - 1
-        return values.take(nullable(picked, is_there))
+        assert COMPILED is not None  # who else found the places?
+        places = self._places[name]
+        count = len(places) // 8
+        missing, is_there, offsets, values = COMPILED.cut_places(self._body, places)
+        if missing == count:
+            return pa.nulls(count, pa.string())
+        buffers = [pa.py_buffer(one) for one in (is_there, offsets, values)]
+        if not missing:
+            buffers[0] = None
+        return text_column(pa.Array.from_buffers(pa.binary(), count, buffers, missing))
 
 
 class Properties:

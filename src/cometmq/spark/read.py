@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,12 +36,13 @@ from cometmq.errors import (
     RequestTimeout,
 )
 from cometmq.message import MessageQueue
-from cometmq.spark.client import Link, PullRequest, links
+from cometmq.spark.client import Answer, Link, PullRequest, links
 from cometmq.spark.cluster import Cluster
-from cometmq.spark.decode import Records, wanted_rows
+from cometmq.spark.decode import Records, parts_of, wanted_rows
 from cometmq.spark.gather import numbers, record_starts
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
+from cometmq.spark.worker import get_ready
 from cometmq.wire.codes import ResponseCode
 from cometmq.wire.frame import Frame
 
@@ -66,15 +66,17 @@ _BUSY = (
 )
 
 
-@dataclass
 class Window:
     """Some offsets that are asked for together; `cursor` is how far they have been answered."""
 
-    cursor: int
-    end: int
-    is_probe: bool = False
-    bodies: list[bytes] = field(default_factory=list)
-    rows: int = 0
+    __slots__ = ("bodies", "cursor", "end", "is_probe", "rows")
+
+    def __init__(self, cursor: int, end: int, is_probe: bool = False) -> None:
+        self.cursor = cursor
+        self.end = end
+        self.is_probe = is_probe
+        self.bodies: list[bytes] = []
+        self.rows = 0
 
 
 class RangeReader:
@@ -96,9 +98,9 @@ class RangeReader:
         self._trouble_since: float | None = None
         self._wait_s = WAIT_S
 
-    def bodies(self) -> Iterator[tuple[bytes, int, int]]:
-        """Bodies in the order of their offsets, each with the end of its window (what lies behind
-        it is the next window's) and about how many rows."""
+    def windows(self) -> Iterator[list[Window]]:
+        """All of them, answered, in the order of their offsets, some at a time. What a body has
+        behind the end of its window is the next window's."""
         at = self._range.begin
         try:
             windows, at = self._plan(at)
@@ -108,9 +110,7 @@ class RangeReader:
                 done = windows
                 windows, at = self._plan(max(at, done[-1].end))
                 self._ask(windows)
-                for window in done:
-                    for body in window.bodies:
-                        yield body, window.end, window.rows // len(window.bodies)
+                yield done
         finally:
             self._let_go()
 
@@ -134,9 +134,13 @@ class RangeReader:
         if self._is_learnt:
             count = min(self._request.most_at_once, ROUND_BYTES // max(1, self._pull_bytes))
             count = max(1, count)
-        while at < end and len(windows) < count:
-            windows.append(Window(at, min(end, at + self._step)))
-            at = windows[-1].end
+        step = self._step
+        full = min(count, (end - at) // step)
+        windows = [Window(begin, begin + step) for begin in range(at, at + full * step, step)]
+        at += full * step
+        if at < end and full < count:  # the last of them
+            windows.append(Window(at, end))
+            at = end
         if at < end:
             windows.append(Window(at, min(end, at + self._options.pull_count), is_probe=True))
             # It may get less than it asked for: the next round is planned when that is known.
@@ -151,17 +155,17 @@ class RangeReader:
                 access, timeout_ms = self._options.access, self._options.timeout_ms
                 self._link = links.take(self._where(), access, timeout_ms)
             link = self._link
-            requests = []
+            asked, most, is_filtered = self._asked, self._options.pull_count, self._is_filtered
+            pulls = []
             for window in windows:
-                if window.cursor < window.end:
+                cursor, end = window.cursor, window.end
+                if cursor < end:
+                    count = end - cursor
                     opaque = link.next_opaque()
-                    count = self._options.pull_count
-                    if not self._is_filtered:
-                        count = min(count, window.end - window.cursor)
-                    requests.append(self._request.encode(link, opaque, window.cursor, count))
-                    self._asked[opaque] = window
-            if requests:
-                link.send(requests)
+                    pulls.append((cursor, most if is_filtered or count > most else count, opaque))
+                    asked[opaque] = window
+            if pulls:
+                link.send(self._request.encode(link, pulls), len(pulls))
         except (ConnectionLost, RequestTimeout) as error:
             self._failed(error)
 
@@ -171,13 +175,11 @@ class RangeReader:
             while self._asked:
                 try:
                     assert self._link is not None
-                    frame = self._link.receive()
+                    answers = self._link.receive()
                 except (ConnectionLost, RequestTimeout) as error:
                     self._failed(error)
                     break
-                window = self._asked.pop(frame.opaque, None)
-                if window is not None:
-                    self._answered(window, frame)
+                self._sort(answers)
             open_ones = [window for window in windows if window.cursor < window.end]
             if not open_ones:
                 return
@@ -186,6 +188,28 @@ class RangeReader:
             self._ask(open_ones)
 
     # ------------------------------------------------------------------------------------- answers
+
+    def _sort(self, answers: Sequence[Answer]) -> None:
+        """Answers to the windows that they are for."""
+        asked, is_plain = self._asked, not self._is_filtered
+        for opaque, following, low, high, body, frame in answers:
+            window = asked.pop(opaque, None)
+            if window is None:
+                continue
+            if frame is None and following == window.end and is_plain and not window.is_probe:
+                # As planned, which is nearly always: `_take` without what it has to find out.
+                window.rows += following - window.cursor
+                window.bodies.append(body)
+                window.cursor = following
+                self._pull_bytes = max(len(body), self._pull_bytes * 7 // 8)
+                self._trouble_since = None
+            elif frame is None and following > window.cursor:
+                self._trouble_since = None
+                self._take(window, body, following)
+            elif frame is None:
+                self._lacking(window, ResponseCode.SUCCESS, None, following, low, high)
+            else:
+                self._answered(window, frame)
 
     def _answered(self, window: Window, frame: Frame) -> None:
         code = frame.code
@@ -205,10 +229,13 @@ class RangeReader:
                 f"{self._address} answered a pull of {text_of(self._queue)} without offsets: "
                 f"{frame.ext}"
             ) from None
-        if code == ResponseCode.SUCCESS and following > window.cursor:
-            self._trouble_since = None
-            self._take(window, frame.body, following)
-        elif window.cursor < low:
+        self._lacking(window, code, frame.remark, following, low, high)
+
+    def _lacking(
+        self, window: Window, code: int, remark: str | None, following: int, low: int, high: int
+    ) -> None:
+        """An answer that brings nothing."""
+        if window.cursor < low:
             self._lose(window, low, f"the queue begins at {low} now (retention)")
         elif window.cursor >= high:
             # Deleted and made anew, or reset. Or a follower that took over is behind for a moment.
@@ -219,7 +246,7 @@ class RangeReader:
                 self._lose(window, following, "the broker can't read them (removed or damaged)")
             window.cursor = max(window.cursor, following)
         else:  # a reset of the group's offset is told once in place of an answer; or it is busy
-            why = f"the broker says code {code} {frame.remark}, next {following}"
+            why = f"the broker says code {code} {remark}, next {following}"
             self._trouble = DataLost(text_of(self._queue), window.cursor, window.end, why)
 
     def _take(self, window: Window, body: bytes, following: int) -> None:
@@ -325,18 +352,21 @@ class PartitionReader:
         self._bytes = 0
 
     def read(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        get_ready()
         for one in ranges:
             reader = RangeReader(one, self._options, self._wanted)
-            for body, end, rows in reader.bodies():
-                if self._bytes + len(body) > BATCH_BYTES and self._bodies:
-                    yield from self._flush()
-                self._bodies.append(body)
-                self._ends.append(end)
-                self._brokers.append(one.broker)
-                self._rows += rows
-                self._bytes += len(body)
-                if self._rows >= BATCH_ROWS:
-                    yield from self._flush()
+            for windows in reader.windows():
+                for window in windows:
+                    for body in window.bodies:
+                        if self._bytes + len(body) > BATCH_BYTES and self._bodies:
+                            yield from self._flush()
+                        self._bodies.append(body)
+                        self._ends.append(window.end)
+                        self._brokers.append(one.broker)
+                        self._bytes += len(body)
+                    self._rows += window.rows
+                    if self._rows >= BATCH_ROWS:
+                        yield from self._flush()
         yield from self._flush()
 
     def _flush(self) -> Iterator[pa.RecordBatch]:
@@ -344,25 +374,25 @@ class PartitionReader:
         self._bodies, self._ends, self._brokers, self._rows, self._bytes = [], [], [], 0, 0
         if not bodies:
             return
-        records = Records(b"".join(bodies) if len(bodies) > 1 else bodies[0])
+        records = Records(*bodies)
         bounds = np.cumsum([0] + [len(body) for body in bodies])
-        of_body = np.searchsorted(bounds, records.starts, "right") - 1
-        mask = records.queue_offset < np.array(ends, np.int64)[of_body]
-        if not mask.all():  # rows of the next window, or behind the partition's end
-            records.keep(mask)
-            of_body = of_body[mask]
+        limits = np.array(ends, np.int64)
+        if not records.are_before(limits, bounds):
+            # Rows of the next window, or behind the partition's end.
+            records.keep(records.queue_offset < limits[parts_of(records.starts, bounds)])
         tags = wanted_rows(records, self._wanted)
         if tags is not None:
             records.keep(tags)
-            of_body = of_body[tags]
         if not len(records):
             return
-        broker = _brokers(brokers, of_body) if "broker" in self._schema.names else None
+        broker = None
+        if "broker" in self._schema.names:
+            broker = _brokers(brokers, records.starts, bounds)
         columns = records.columns(self._schema.names, broker)
         yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _brokers(names: Sequence[str], of_body: Any) -> pa.Array:
+def _brokers(names: Sequence[str], starts: Any, bounds: Any) -> pa.Array:
     if names.count(names[0]) == len(names):
-        return pa.repeat(pa.scalar(names[0]), len(of_body))
-    return pa.array(names, pa.string()).take(numbers(of_body.astype(np.int64)))
+        return pa.repeat(pa.scalar(names[0]), len(starts))
+    return pa.array(names, pa.string()).take(numbers(parts_of(starts, bounds).astype(np.int64)))

@@ -44,6 +44,7 @@ from cometmq.spark.sink_end import end_job
 from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_send import TaskSender
 from cometmq.spark.sink_task import Identity, Task
+from cometmq.spark.worker import get_ready
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,6 +110,7 @@ class _Writer:
         self._fields = fields
 
     def _write(self, identity: Identity, rows: Iterator[pa.RecordBatch]) -> SinkCommit:
+        get_ready()
         task = Task(self._options, self._fields, identity, TaskSender.open(self._options))
         totals, file, bad = task.write(rows)
         return SinkCommit(
@@ -126,6 +128,7 @@ class _Writer:
         )
 
     def _commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        get_ready()
         done = [one for one in messages if isinstance(one, SinkCommit)]
         path = self._options.bad_records_path
         if path is not None and done:
