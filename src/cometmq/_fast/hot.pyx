@@ -41,12 +41,14 @@ from cometmq._fast.ints cimport (
     Bytes,
     crc32,
     crc_start,
+    eight_high,
     get16,
     get32,
     get64,
     index_hash,
     is_utf8,
     java_hash,
+    next_mark,
     put16,
     put32,
     put64,
@@ -651,14 +653,19 @@ cdef int put_base64(uint8_t* to, uint8_t* raw, int size) noexcept nogil:
     """URL-safe base64, padded; returns its size. Two bytes behind `raw` are overwritten."""
     cdef int i, at = 0
     cdef uint32_t bits
+    cdef const char* letters = BASE64
     raw[size] = raw[size + 1] = 0
     for i in range(0, size, 3):
         bits = <uint32_t>raw[i] << 16 | <uint32_t>raw[i + 1] << 8 | raw[i + 2]
-        to[at] = BASE64[bits >> 18]
-        to[at + 1] = BASE64[bits >> 12 & 63]
-        to[at + 2] = BASE64[bits >> 6 & 63] if i + 1 < size else c"="
-        to[at + 3] = BASE64[bits & 63] if i + 2 < size else c"="
+        to[at] = letters[bits >> 18]
+        to[at + 1] = letters[bits >> 12 & 63]
+        to[at + 2] = letters[bits >> 6 & 63]
+        to[at + 3] = letters[bits & 63]
         at += 4
+    if size % 3:
+        to[at - 1] = c"="
+        if size % 3 == 1:
+            to[at - 2] = c"="
     return at
 
 
@@ -691,13 +698,16 @@ cdef inline bint has_text(Bytes p, int32_t size, const char* text, int text_size
 cdef inline int count_text(Bytes p, int32_t size, const char* text, int text_size) noexcept nogil:
     """How often a text stands in another; it does not overlap itself."""
     cdef int count = 0
-    cdef int32_t at = 0
-    while at + text_size <= size:
-        if p[at] == <uint8_t>text[0] and memcmp(p + at, text, text_size) == 0:
+    cdef Bytes stop = p + size - text_size
+    while p <= stop:
+        p = <Bytes>memchr(p, text[0], stop - p + 1)
+        if p == NULL:
+            break
+        if memcmp(p, text, text_size) == 0:
             count += 1
-            at += text_size
+            p += text_size
         else:
-            at += 1
+            p += 1
     return count
 
 
@@ -737,11 +747,40 @@ cdef inline bint ends_with(Bytes p, Py_ssize_t size, const char* name, int name_
 
 
 cdef inline bint is_ascii(Bytes p, int32_t size) noexcept nogil:
-    cdef int32_t i
-    for i in range(size):
+    cdef int32_t i = 0
+    while size - i >= 8:
+        if eight_high(p + i):
+            return False
+        i += 8
+    while i < size:
         if p[i] >= 0x80:
             return False
+        i += 1
     return True
+
+
+cdef struct Property:
+    Bytes name
+    Bytes value
+    int32_t name_size
+    int32_t value_size
+
+
+cdef inline Bytes cut_property(Bytes p, Bytes end, Property* found) noexcept nogil:
+    """The property that begins at `p`; returns where the next one does, NULL if this one has no
+    name, no value, or not one of each. What stands from `p` to `end` ends with a 2."""
+    cdef Bytes middle = next_mark(p, end)
+    cdef Bytes stop
+    if middle == p or middle >= end or middle[0] == 2:
+        return NULL
+    stop = next_mark(middle + 1, end)
+    if stop == middle + 1 or stop >= end or stop[0] == 1:
+        return NULL
+    found.name = p
+    found.name_size = <int32_t>(middle - p)
+    found.value = middle + 1
+    found.value_size = <int32_t>(stop - middle - 1)
+    return stop + 1
 
 
 cdef inline bint is_plain_json(Bytes p, int32_t size) noexcept nogil:
@@ -1276,7 +1315,9 @@ cdef class Hot:
         `may_keep`: it may be of a kind that is kept elsewhere first."""
         cdef uint8_t* text = cooked.text
         cdef int32_t size = cooked.size
-        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef int32_t at, stop, name_size, value_size
+        cdef Property found
+        cdef Bytes next = text
         cdef Bytes name, value
         cdef Bytes words = NULL
         cdef int32_t words_size = 0
@@ -1289,24 +1330,12 @@ cdef class Hot:
         if size and text[size - 1] != 2:
             text[size] = 2
             size += 1
-        while at < size:
-            middle = at
-            while middle < size and text[middle] != 1 and text[middle] != 2:
-                middle += 1
-            if middle >= size or text[middle] == 2:
+        while next < text + size:
+            next = cut_property(next, text + size, &found)
+            if next == NULL:
                 return False
-            stop = middle + 1
-            while text[stop] != 2:  # there is one: the text ends with it
-                if text[stop] == 1:
-                    return False
-                stop += 1
-            name = text + at
-            name_size = middle - at
-            value = text + middle + 1
-            value_size = stop - middle - 1
-            at = stop + 1
-            if name_size == 0 or value_size == 0:
-                return False
+            name, name_size = found.name, found.name_size
+            value, value_size = found.value, found.value_size
             if name_size > 10 and not ends_with(name, name_size, "MSG_REGION", 10):
                 if memcmp(name, b"TIMER_", 6) == 0:
                     if not may_keep or not self.is_timed(cooked, name, name_size, value, value_size):
@@ -1692,8 +1721,10 @@ cdef class Hot:
 
     cdef bint outer_unique(self, Text* properties, Bytes* unique, int32_t* unique_size):
         """The unique key in a batch's own properties, if there is one; False: not ordinary."""
-        cdef int32_t size, at = 0, middle, stop
+        cdef int32_t size
         cdef uint8_t* text = self.scratch
+        cdef Property one
+        cdef Bytes next = text
         unique[0] = NULL
         if properties.at == NULL:
             return True
@@ -1701,28 +1732,18 @@ cdef class Hot:
         if size and text[size - 1] != 2:
             text[size] = 2
             size += 1
-        while at < size:
-            middle = at
-            while middle < size and text[middle] != 1 and text[middle] != 2:
-                middle += 1
-            if middle >= size or text[middle] == 2:
+        while next < text + size:
+            next = cut_property(next, text + size, &one)
+            if next == NULL:
                 return False
-            stop = middle + 1
-            while text[stop] != 2:
-                if text[stop] == 1:
+            if is_name(one.name, one.name_size, "UNIQ_KEY", 8):
+                if unique[0] != NULL or not is_plain_json(one.value, one.value_size):
                     return False
-                stop += 1
-            if middle == at or stop == middle + 1:
-                return False
-            if is_name(text + at, middle - at, "UNIQ_KEY", 8):
-                if unique[0] != NULL or not is_plain_json(text + middle + 1, stop - middle - 1):
+                unique[0] = one.value
+                unique_size[0] = one.value_size
+            elif self.allowed & IS_SYNC and is_name(one.name, one.name_size, "WAIT", 4):
+                if is_name(one.value, one.value_size, "false", 5):
                     return False
-                unique[0] = text + middle + 1
-                unique_size[0] = stop - middle - 1
-            elif self.allowed & IS_SYNC and is_name(text + at, middle - at, "WAIT", 4):
-                if is_name(text + middle + 1, stop - middle - 1, "false", 5):
-                    return False
-            at = stop + 1
         return True
 
     cdef bint piece(self, _Topic topic, Bytes p, Bytes stop, Cooked* cooked):
@@ -2121,7 +2142,9 @@ cdef class Hot:
     cdef bint read_properties(self, Stored* found) noexcept:
         cdef Bytes text = found.text
         cdef int32_t size = found.text_size
-        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef int32_t name_size, value_size
+        cdef Property one
+        cdef Bytes next = text
         cdef Bytes name, value
         cdef bint has_tags = False, is_twice = False
         found.real_topic = found.unique = found.words = found.group = NULL
@@ -2131,24 +2154,12 @@ cdef class Hot:
         found.is_later = found.is_immune = found.is_marker = found.is_brief = False
         if size == 0 or text[size - 1] != 2 or not is_utf8(text, text + size):
             return False
-        while at < size:
-            middle = at
-            while middle < size and text[middle] != 1 and text[middle] != 2:
-                middle += 1
-            if middle >= size or text[middle] == 2:
+        while next < text + size:
+            next = cut_property(next, text + size, &one)
+            if next == NULL:
                 return False
-            stop = middle + 1
-            while text[stop] != 2:  # there is one: the text ends with it
-                if text[stop] == 1:
-                    return False
-                stop += 1
-            name = text + at
-            name_size = middle - at
-            value = text + middle + 1
-            value_size = stop - middle - 1
-            at = stop + 1
-            if name_size == 0 or value_size == 0:
-                return False
+            name, name_size = one.name, one.name_size
+            value, value_size = one.value, one.value_size
             if name_size == 4 and memcmp(name, b"TAGS", 4) == 0:
                 is_twice |= has_tags
                 has_tags = True
