@@ -15,6 +15,7 @@ of it leaves alone, and changes nothing for it.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -100,6 +101,9 @@ cdef enum:
     MOST_DELAY_MS = 2147483647
 
     MOST_LEVELS = 64
+    RECENT = 4096  # timed messages that are remembered until they enter the wheel; a power of two
+    LINE_BYTES = 64
+    FETCHED_BYTES = 512  # of a record that is brought near before it is read
     MOST_HANDLE_WORDS = 640  # bytes: two names, a number and a unique key that is not too long
     MOST_HANDLE_BYTES = 864  # the same in base64
     KEPT_ROOM_BYTES = 1024  # of properties, for what is added to a message that is kept
@@ -127,6 +131,7 @@ cdef enum:
     AHEAD = 8  # frames read before the first of them is carried out; a power of two
     TOPICS_AHEAD = 7  # of these, whose topic is on its way
     QUEUES_AHEAD = 4  # and whose queue is
+    RECORDS_AHEAD = 2  # records that waited, brought near before they are read
     PLACES_AHEAD = 16  # records whose places are fetched together before they are entered
     NEAR_QUEUES = 8  # queues of a topic that are found without another look
     MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
@@ -471,7 +476,8 @@ cdef class _Topic:
 
     # In the order of use: what one message reads stands in two lines of memory.
     cdef int count
-    cdef uint32_t key_hash  # Java's hash of `topic#`
+    cdef uint32_t name_hash  # Java's hash of its name
+    cdef uint32_t key_hash  # the same of `topic#`
     cdef bint is_open  # to clients
     cdef bint is_target  # of messages that were kept elsewhere
     cdef bint may_keep  # its messages may be of a kind that is kept elsewhere first
@@ -500,7 +506,8 @@ cdef _Topic new_topic(bytes name, int queue_count, Traffic traffic):
     made.queues = _Queues(queue_count)
     made.count = made.queues.count
     made.traffic = traffic
-    made.key_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name)) * 31 + 35  # "#"
+    made.name_hash = java_hash(0, <Bytes>PyBytes_AS_STRING(name), <int>len(name))
+    made.key_hash = made.name_hash * 31 + 35  # "#"
     return made
 
 
@@ -611,6 +618,17 @@ cdef struct Cooked:
     int kind
     int64_t asked  # a level, or the time
     int64_t slot_ms
+    int32_t real_topic_at  # of one that is kept: where its real topic stands in the text
+
+
+cdef struct Recent:
+    # A timed message that was just stored: what entering it would have to read it again for.
+    int64_t log_offset
+    int64_t out_ms
+    int32_t size
+    int32_t topic_at  # its real topic, from its first byte on
+    int32_t topic_size
+    uint32_t topic_hash
 
 
 cdef struct Stored:
@@ -819,7 +837,15 @@ cdef class Hot:
     cdef bytes pull_head, pull_min, pull_max, pull_flag, pull_tail
     # where messages of a kind are kept, once that is taught
     cdef _Topic schedule, timers, halves, ops
-    cdef object may_end, ended
+    cdef _Topic last_target  # where the last message that waited went; None if not known
+    cdef Recent* recent
+    cdef uint32_t recent_head, recent_tail
+    cdef object open_ends, ended
+    # which half messages are open, as far as this feed has asked, and what it has ended
+    cdef bint is_ends_known
+    cdef int64_t ends_from, ends_boot, ends_begin
+    cdef bytearray ends_bits
+    cdef int64_t ended_count, ended_commits, ended_upto
     cdef int level_count
     cdef int64_t delays_ms[MOST_LEVELS]
     cdef bint takes_timed, takes_halves
@@ -852,6 +878,7 @@ cdef class Hot:
         self.ahead = <Ahead*>malloc(AHEAD * sizeof(Ahead))
         self.pending = <Pending*>malloc(PENDING * sizeof(Pending))
         self.pending_keys = <uint32_t*>malloc(PENDING_KEYS * sizeof(uint32_t))
+        self.recent = <Recent*>malloc(RECENT * sizeof(Recent))
         if (
             self.replies.at == NULL
             or self.acks.at == NULL
@@ -859,6 +886,7 @@ cdef class Hot:
             or self.ahead == NULL
             or self.pending == NULL
             or self.pending_keys == NULL
+            or self.recent == NULL
         ):
             raise MemoryError()
 
@@ -869,6 +897,7 @@ cdef class Hot:
         free(self.ahead)
         free(self.pending)
         free(self.pending_keys)
+        free(self.recent)
 
     # ----------------------------------------------------------------------------------- teaching
 
@@ -973,13 +1002,15 @@ cdef class Hot:
                 self.halves = found
         found.set(ends)
 
-    def learn_ends(self, QueueEnds ends, Traffic traffic, object may_end, object ended):
+    def learn_ends(self, QueueEnds ends, Traffic traffic, object open_ends, object ended):
         """Ends of transactions are noted in this queue, each in a record of its own, until
-        `forget`. Asked before each: `may_end(queue offset, log offset)` of the half message; told
-        after it: `ended(queue offset, where that ends in the log, whether it was a commit)`."""
+        `forget`. Asked before the first of a feed: `open_ends()`, for which half messages that is
+        simple (the first queue offset, the first log offset) and which of these have ended (the
+        queue offset of the first bit, the bits, which are added to). Told after the last: `ended(how
+        many, how many of them commits, where the last ends in the log)`."""
         self.ops = new_topic(ends.topic.encode("utf-8"), 1, traffic)
         self.ops.set(ends)
-        self.may_end = may_end
+        self.open_ends = open_ends
         self.ended = ended
 
     def learn_queue(
@@ -1067,7 +1098,7 @@ cdef class Hot:
         """Everything taught about topics and pulls: something has changed."""
         self.topics.clear()
         self.passes.clear()
-        self.schedule = self.timers = self.halves = self.ops = None
+        self.schedule = self.timers = self.halves = self.ops = self.last_target = None
 
     def forget_pulls(self):
         self.passes.clear()
@@ -1103,6 +1134,8 @@ cdef class Hot:
         cdef Bytes begin = <Bytes>PyBytes_AS_STRING(data) + at
         cdef Bytes end = <Bytes>PyBytes_AS_STRING(data) + PyBytes_GET_SIZE(data)
         self.frames = 0
+        self.is_ends_known = False
+        self.ended_count = self.ended_commits = 0
         self.replies.size = self.acks.size = 0
         self.write_at = write_at
         self.read_upto = read_upto
@@ -1123,6 +1156,8 @@ cdef class Hot:
             self.requests += self.frames
             self.log = NULL
             PyBuffer_Release(&view)
+            if self.ended_count:
+                self.ended(self.ended_count, self.ended_commits, self.ended_upto)
         return begin - <Bytes>PyBytes_AS_STRING(data)
 
     def take_replies(self):
@@ -1476,6 +1511,7 @@ cdef class Hot:
             p[0] = 2
             p += 1
         p = put_text(p, b"REAL_TOPIC\x01", 11)
+        cooked.real_topic_at = <int32_t>(p - text)
         p = put_bytes(p, topic.name)
         p[0] = 2
         p = put_number(p + 1, "REAL_QID", 8, queue_id)
@@ -1631,7 +1667,36 @@ cdef class Hot:
         )
         if cooked.kind:
             self.kept += 1
+        if cooked.kind == TIMED:
+            self.remember_timed(topic, &cooked, log_offset, <int32_t>size)
         return True
+
+    cdef inline void remember_timed(
+        self, _Topic topic, Cooked* cooked, int64_t log_offset, int32_t size
+    ) noexcept:
+        """For `enter_timers`; of too many the oldest are forgotten."""
+        cdef Recent* recent = &self.recent[self.recent_tail & (RECENT - 1)]
+        recent.log_offset = log_offset
+        recent.out_ms = cooked.slot_ms
+        recent.size = size
+        recent.topic_at = size - cooked.size + cooked.real_topic_at
+        recent.topic_size = <int32_t>PyBytes_GET_SIZE(topic.name)
+        recent.topic_hash = topic.name_hash
+        self.recent_tail += 1
+        if self.recent_tail - self.recent_head > RECENT:
+            self.recent_head = self.recent_tail - RECENT
+
+    cdef inline Recent* recall_timed(self, int64_t log_offset, int64_t size) noexcept:
+        """What is remembered of the record there; NULL if nothing is."""
+        cdef Recent* recent
+        while self.recent_head != self.recent_tail:
+            recent = &self.recent[self.recent_head & (RECENT - 1)]
+            if recent.log_offset > log_offset:
+                return NULL
+            self.recent_head += 1
+            if recent.log_offset == log_offset:
+                return recent if recent.size == size else NULL
+        return NULL
 
     cdef int recall_handle(self, _Topic topic, Cooked* cooked, uint8_t* to) noexcept:
         """As broker/recall.py makes it; returns its size."""
@@ -2085,6 +2150,18 @@ cdef class Hot:
         if view.len != self.log_end - self.log_begin or view.readonly:
             self.log_end = self.write_at  # no room
 
+    cdef void fetch_record(self, int64_t log_offset, int64_t size) noexcept:
+        """Bring a record near that will be read soon; it may be anything."""
+        cdef PinState* pin = self.log_pins[
+            (log_offset // self.file_bytes) % LOG_PINS if log_offset >= 0 else 0
+        ]
+        cdef int64_t at = 0
+        if pin == NULL or pin.at == NULL or not pin.start <= log_offset < pin.end:
+            return
+        while at < size and at < FETCHED_BYTES:
+            soon(pin.at + (log_offset - pin.start) + at)
+            at += LINE_BYTES
+
     cdef Bytes unit_at(self, Queue* queue, int64_t offset) noexcept:
         """A unit of a queue; NULL if that needs a closer look."""
         cdef PinState* pin
@@ -2222,7 +2299,7 @@ cdef class Hot:
         """Write a message that waited once more, to its real place; `more`: properties that are
         added, `behind`: bytes that must be free after it. False: not ordinary, nothing is done."""
         cdef Cooked cooked
-        cdef _Topic topic
+        cdef _Topic topic = self.last_target
         cdef Queue* queue
         cdef void* known
         cdef int64_t size, at
@@ -2230,12 +2307,15 @@ cdef class Hot:
         cdef int32_t word = 0, stop
         if stored.is_brief or stored.real_queue < 0:
             return False
-        known = self.topics.find(
-            stored.real_topic, stored.real_topic_size, fnv(stored.real_topic, stored.real_topic_size)
-        )
-        if known == NULL:
-            return False
-        topic = <_Topic>known
+        if topic is None or not is_same(stored.real_topic, stored.real_topic_size, topic.name):
+            known = self.topics.find(
+                stored.real_topic,
+                stored.real_topic_size,
+                fnv(stored.real_topic, stored.real_topic_size),
+            )
+            if known == NULL:
+                return False
+            topic = self.last_target = <_Topic>known
         queue = topic.queue(<int32_t>stored.real_queue)
         if not topic.is_target or queue == NULL:
             return False
@@ -2299,6 +2379,9 @@ cdef class Hot:
         self.open_log(log, &view)
         try:
             while count < most:
+                unit = self.unit_at(level.queue, offset + count + RECORDS_AHEAD)
+                if unit != NULL:
+                    self.fetch_record(<int64_t>get64(unit), <int32_t>get32(unit + 8))
                 unit = self.unit_at(level.queue, offset + count)
                 if unit == NULL or <int64_t>get64(unit + 12) > self.now_ms:
                     break
@@ -2350,7 +2433,12 @@ cdef class Hot:
         cdef Bytes unit
         cdef uint8_t* slot
         cdef uint8_t* p
-        cdef int64_t number, write_at_ms, prev, first, last_ms = -1, upto = 0
+        cdef int64_t number, write_at_ms, prev, last_ms = -1, upto = 0
+        cdef int64_t log_offset, out_ms
+        cdef int32_t size, topic_size
+        cdef uint32_t topic_hash
+        cdef Bytes topic, record
+        cdef Recent* recent
         cdef int count = 0
         cdef int64_t run = 0
         cdef Bytes run_topic = NULL
@@ -2367,16 +2455,26 @@ cdef class Hot:
                 unit = self.unit_at(source.queue, offset + count)
                 if unit == NULL:
                     break
-                if not self.read_stored(
-                    <int64_t>get64(unit), <int32_t>get32(unit + 8), &stored, False
-                ):
+                log_offset, size = <int64_t>get64(unit), <int32_t>get32(unit + 8)
+                recent = self.recall_timed(log_offset, size)
+                record = NULL
+                if recent != NULL:
+                    record = self.record_at(log_offset, size)
+                if record != NULL:
+                    out_ms, topic_hash = recent.out_ms, recent.topic_hash
+                    topic, topic_size = record + recent.topic_at, recent.topic_size
+                else:
+                    if not self.read_stored(log_offset, size, &stored, False) or stored.is_marker:
+                        break
+                    out_ms = stored.out_ms
+                    topic, topic_size = stored.real_topic, stored.real_topic_size
+                    topic_hash = java_hash(0, topic, topic_size)
+                if out_ms < first_ms:
                     break
-                if stored.is_marker or stored.out_ms < first_ms:
+                if out_ms - write_ms >= window_ms or out_ms - write_ms > MOST_DELAY_MS:
                     break
-                if stored.out_ms - write_ms >= window_ms or stored.out_ms - write_ms > MOST_DELAY_MS:
-                    break
-                write_at_ms = write_ms if write_ms < stored.out_ms else stored.out_ms
-                number = stored.out_ms // precision_ms
+                write_at_ms = write_ms if write_ms < out_ms else out_ms
+                number = out_ms // precision_ms
                 slot = <uint8_t*>wheel_view.buf + number % slots * TIMER_SLOT_BYTES
                 if <int64_t>get64(slot) != number:
                     put64(slot, number)
@@ -2395,25 +2493,22 @@ cdef class Hot:
                 put64(p + 4, prev)
                 put32(p + 12, 1)
                 put64(p + 16, write_at_ms)
-                put32(p + 24, <uint32_t>(stored.out_ms - write_at_ms))
-                put64(p + 28, stored.log_offset)
-                put32(p + 36, <uint32_t>stored.size)
-                put32(p + 40, java_hash(0, stored.real_topic, stored.real_topic_size))
+                put32(p + 24, <uint32_t>(out_ms - write_at_ms))
+                put64(p + 28, log_offset)
+                put32(p + 36, <uint32_t>size)
+                put32(p + 40, topic_hash)
                 put64(p + 44, 0)
                 units_end += TIMER_UNIT_BYTES
-                upto = stored.log_offset + stored.size
-                if stored.out_ms > last_ms:
-                    last_ms = stored.out_ms
-                if run and run_size == stored.real_topic_size and (
-                    memcmp(run_topic, stored.real_topic, run_size) == 0
-                ):
+                upto = log_offset + size
+                if out_ms > last_ms:
+                    last_ms = out_ms
+                if run and run_size == topic_size and memcmp(run_topic, topic, run_size) == 0:
                     run += 1
                 else:
                     if run:
                         runs.append((run_topic[:run_size], run))
                     run = 1
-                    run_topic = stored.real_topic
-                    run_size = stored.real_topic_size
+                    run_topic, run_size = topic, topic_size
                 count += 1
             if run:
                 runs.append((run_topic[:run_size], run))
@@ -2494,6 +2589,11 @@ cdef class Hot:
                 left -= 1
                 if at[left] < begin or at[left] + TIMER_UNIT_BYTES > end:
                     break
+                if left >= RECORDS_AHEAD and begin <= at[left - RECORDS_AHEAD] <= (
+                    end - TIMER_UNIT_BYTES
+                ):
+                    p = <Bytes>units_view.buf + (at[left - RECORDS_AHEAD] - begin)
+                    self.fetch_record(<int64_t>get64(p + 28), <int32_t>get32(p + 36))
                 p = <Bytes>units_view.buf + (at[left] - begin)
                 if get32(p) != TIMER_UNIT_BYTES or get32(p + 12) != 1:
                     break
@@ -2579,7 +2679,7 @@ cdef class Hot:
             return False
         if not (is_text(&fields[4], &stored) or is_text(&fields[5], &stored)):
             return False
-        if not self.may_end(queue_offset, log_offset):
+        if not self.is_open(queue_offset, log_offset):
             return False
         body_size = put_decimal(body, queue_offset)
         op_size = self.op_size(body_size)
@@ -2598,9 +2698,35 @@ cdef class Hot:
         elif op_size + BLANK_BYTES > self.log_end - self.write_at or not self.has_pending_room(1, 0):
             return False
         self.put_op(queue, body, body_size, op_size)
-        self.ended(queue_offset, self.write_at, kind == COMMITTED)
+        self.note_end(queue_offset)
+        self.ended_commits += kind == COMMITTED
         self.kept += 1
         return True
+
+    cdef bint is_open(self, int64_t queue_offset, int64_t log_offset):
+        """Whether a half message is known to be open without another look."""
+        cdef int64_t bit
+        if not self.is_ends_known:
+            first, boot, begin, self.ends_bits = self.open_ends()
+            self.ends_from, self.ends_boot, self.ends_begin = first, boot, begin
+            self.is_ends_known = True
+        if log_offset < self.ends_boot or queue_offset < self.ends_from:
+            return False
+        bit = queue_offset - self.ends_begin
+        if bit >> 3 >= PyByteArray_GET_SIZE(self.ends_bits):
+            return True
+        return not <uint8_t>PyByteArray_AS_STRING(self.ends_bits)[bit >> 3] >> (bit & 7) & 1
+
+    cdef void note_end(self, int64_t queue_offset):
+        """As broker/marks.py marks a number."""
+        cdef int64_t bit = queue_offset - self.ends_begin
+        cdef Py_ssize_t size = PyByteArray_GET_SIZE(self.ends_bits)
+        if bit >> 3 >= size:
+            PyByteArray_Resize(self.ends_bits, <Py_ssize_t>(bit >> 3) + 1)
+            memset(PyByteArray_AS_STRING(self.ends_bits) + size, 0, (bit >> 3) + 1 - size)
+        PyByteArray_AS_STRING(self.ends_bits)[bit >> 3] |= <char>(1 << (bit & 7))
+        self.ended_count += 1
+        self.ended_upto = self.write_at
 
     cdef int64_t op_size(self, int body_size):
         return (

@@ -207,6 +207,7 @@ class Broker:
         self._planned_work = 0
         self._planned_ms = 0  # the part of the plan that messages which wait do not change
         self._other_ms = 0  # when a tick is needed that is not for them alone
+        self._delay_ms = self._timers_ms = 0
         self._ticked_ms = 0
         self.teacher = None if self._hot is None else Teacher(self, self._hot)
         self._clamp_offsets(now_ms)
@@ -411,8 +412,10 @@ class Broker:
 
     def tick(self, now_ms: int, out: Out) -> None:
         if self._is_wait_tick(now_ms):
-            self.delay.tick(self, now_ms, out)
-            self.timers.tick(self, now_ms, out)
+            if self._delay_ms <= now_ms:
+                self.delay.tick(self, now_ms, out)
+            if self._timers_ms <= now_ms:
+                self.timers.tick(self, now_ms, out)
             if self.is_plan_old:
                 self._plan(now_ms)
             else:
@@ -549,9 +552,9 @@ class Broker:
         for file in self._wait_files:
             moments.append(file.next_ms)
         self._other_ms = min(moments)
-        self.deadline_ms = min(
-            self._other_ms, self.delay.next_ms(self, now_ms), self.timers.next_ms(self, now_ms)
-        )
+        self._delay_ms = self.delay.next_ms(self, now_ms)
+        self._timers_ms = self.timers.next_ms(self, now_ms)
+        self.deadline_ms = min(self._other_ms, self._delay_ms, self._timers_ms)
 
     def _expire(self, now_ms: int, out: Out) -> None:
         """Clients without a heartbeat for two minutes are gone, whatever their socket says."""
