@@ -416,6 +416,7 @@ class Broker:
                 self.delay.tick(self, now_ms, out)
             if self._timers_ms <= now_ms:
                 self.timers.tick(self, now_ms, out)
+            self._ask_store(now_ms, out)
             if self.is_plan_old:
                 self._plan(now_ms)
             else:
@@ -432,12 +433,7 @@ class Broker:
             self._forward_failed(opaque, "the client did not answer in time", out)
         for part in self._parts:
             part.tick(self, now_ms, out)
-        next_file = self.store.take_next_file()
-        if next_file is not None:
-            out.append(next_file)
-        queue_flush = self.store.take_queue_flush(now_ms)
-        if queue_flush is not None:
-            out.append(queue_flush)
+        self._ask_store(now_ms, out)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=self.is_stopping)
         if now_ms >= self._next_expiry_ms:
@@ -450,6 +446,15 @@ class Broker:
             self.store.clean(now_ms)
         self.stats.sample(now_ms)
         self._plan(now_ms)
+
+    def _ask_store(self, now_ms: int, out: Out) -> None:
+        """What the store wants done that no send asks it for."""
+        next_file = self.store.take_next_file()
+        if next_file is not None:
+            out.append(next_file)
+        queue_flush = self.store.take_queue_flush(now_ms)
+        if queue_flush is not None:
+            out.append(queue_flush)
 
     def stop(self, now_ms: int, out: Out) -> None:
         """Answer what waits, say goodbye, save; then `is_stopped`."""
