@@ -87,7 +87,8 @@ def test_the_map_has_a_row_for_everything_and_no_row_for_nothing() -> None:
 
 
 def _compiled() -> list[Path]:
-    return sorted(path for path in (SOURCE / "_fast").iterdir() if path.suffix in (".pyx", ".pxd"))
+    kinds = (".pyx", ".pxd", ".pxi")
+    return sorted(path for path in (SOURCE / "_fast").iterdir() if path.suffix in kinds)
 
 
 @pytest.mark.parametrize("path", _compiled(), ids=lambda path: path.name)

@@ -88,6 +88,12 @@ def test_random_and_hostile_traffic_with_messages_that_wait(seed: int) -> None:
         settings |= {"flush": "ASYNC_FLUSH", "is_staged": True, "stage_bytes": 5000}
     twins = Twins(**settings)
     _play(rng, twins, kinds=rng.choice((20, 50, 90)))
+    for _ in range(60):  # as a driver ticks while much is due
+        twins.now_ms += rng.choice((0, 1, 2, 40))
+        twins.both("tick", twins.now_ms)
+        if rng.random() < 0.1:
+            twins.both("flush", twins.now_ms)
+    twins.compare()
     for _ in range(12):  # all that can comes out
         twins.now_ms += rng.choice((500, 5_000, 60_000))
         for _ in range(3):
@@ -379,6 +385,20 @@ def test_messages_that_waited_are_delivered_by_the_compiled_path(
             twins.both("flush", twins.now_ms)
     assert twins.plain.broker.store.max_offset("orders", 1) == 60
     assert puts == ["orders"], "the first, from which it learns"
+    twins.compare()
+
+
+def test_timed_messages_enter_the_wheel_though_too_many_came_to_be_remembered() -> None:
+    twins = Twins(log_file_bytes=4 << 20, queue_file_bytes=20 * 8000, index_entries=20_000)
+    conn = twins.open()
+    for kind, times in ((KINDS[1], 1), (KINDS[1], 90), (KINDS[2], 6), (KINDS[1], 14)):
+        twins.play(conn, _ordinary_sends(1, 50, kind) * times)
+        if times == 90:
+            continue  # more than hot.pyx's RECENT, and then others, before any enters
+        twins.both("tick", twins.now_ms)
+    for _ in range(20):  # the plain path takes fewer at once
+        twins.both("tick", twins.now_ms)
+    assert twins.compiled.broker.timers.pending == 5_550
     twins.compare()
 
 

@@ -87,8 +87,8 @@ class Hot:
         self,
         ends: QueueEnds,
         traffic: Traffic,
-        may_end: Callable[[int, int], bool],
-        ended: Callable[[int, int, bool], None],
+        open_ends: Callable[[], tuple[int, int, int, bytearray]],
+        ended: Callable[[int, int, int], None],
     ) -> None: ...
     def learn_queue(
         self,

@@ -15,9 +15,37 @@ cdef extern from *:
     #else
     #define cometmq_soon(p) ((void)(p))
     #endif
+    #include <stdint.h>
+    #include <string.h>
+    /* Not zero if one of eight bytes is not ASCII. */
+    static inline uint64_t cometmq_high(const uint8_t *p) {
+        uint64_t eight;
+        memcpy(&eight, p, 8);
+        return eight & 0x8080808080808080u;
+    }
+    /* The first byte that is 1 or 2 from `p` on, `end` if there is none: these divide properties.
+       Eight at a time: a byte is zero if it borrows, and the lowest that does so is no mistake. */
+    static inline const uint8_t *cometmq_mark(const uint8_t *p, const uint8_t *end) {
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        const uint64_t ones = 0x0101010101010101u;
+        while (end - p >= 8) {
+            uint64_t eight, is1, is2, found;
+            memcpy(&eight, p, 8);
+            is1 = eight ^ ones;
+            is2 = eight ^ 2 * ones;
+            found = (((is1 - ones) & ~is1) | ((is2 - ones) & ~is2)) & 0x80 * ones;
+            if (found) return p + (__builtin_ctzll(found) >> 3);
+            p += 8;
+        }
+    #endif
+        while (p < end && *p != 1 && *p != 2) p++;
+        return p;
+    }
     """
     # Bring a line of memory near before it is needed; never fails, whatever the address.
     void soon "cometmq_soon"(const void* p) noexcept nogil
+    uint64_t eight_high "cometmq_high"(Bytes p) noexcept nogil
+    Bytes next_mark "cometmq_mark"(Bytes p, Bytes end) noexcept nogil
 
 
 cdef inline uint32_t get32(Bytes p) noexcept nogil:
@@ -124,6 +152,8 @@ cdef inline bint is_utf8(Bytes p, Bytes end) noexcept nogil:
     while p < end:
         if p[0] < 0x80:
             p += 1
+            while end - p >= 8 and not eight_high(p):
+                p += 8
             continue
         step = utf8_size(p, end)
         if step == 0:
@@ -135,9 +165,14 @@ cdef inline bint is_utf8(Bytes p, Bytes end) noexcept nogil:
 cdef inline uint32_t java_hash(uint32_t begin, Bytes p, int size) noexcept nogil:
     """Java's String.hashCode of ASCII text, going on from the hash of what stands before."""
     cdef uint32_t value = begin
-    cdef int i
-    for i in range(size):
-        value = value * 31 + p[i]
+    while size >= 4:  # four at a time: they do not wait for each other
+        value = value * 923521u + p[0] * 29791u + p[1] * 961u + p[2] * 31u + p[3]
+        p += 4
+        size -= 4
+    while size > 0:
+        value = value * 31 + p[0]
+        p += 1
+        size -= 1
     return value
 
 

@@ -54,6 +54,7 @@ log = logging.getLogger("cometmq.broker")
 
 BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
 EXPIRY_SCAN_MS = 10_000
+WHOLE_TICK_MS = 100  # ticks for messages that wait alone come in between
 MOST_MIXED = 64  # frames of one read that may stand between ordinary ones; the rest waits its turn
 
 
@@ -175,6 +176,10 @@ class Broker:
             self.expired,
             self.pop,
         )
+        # Of these parts a plan can be made anew while the rest of the last one holds.
+        waits = (self.delay, self.timers, self.half)
+        self._other_parts = tuple(part for part in self._parts if part not in waits)
+        self._wait_files = tuple(file for part in waits for file in part.files)
         self.net_figures: Callable[[], dict[str, int]] = dict
         """What the driver counts (connections, drops); shown with our own figures."""
         self.is_stopping = False
@@ -198,7 +203,12 @@ class Broker:
         self._next_expiry_ms = now_ms + EXPIRY_SCAN_MS
         self.fed_ms = now_ms
         self.is_plan_old = True  # `deadline_ms` may be too late: something has changed
+        self._is_wait_old = True  # the same, and only for messages that wait
         self._planned_work = 0
+        self._planned_ms = 0  # the part of the plan that messages which wait do not change
+        self._other_ms = 0  # when a tick is needed that is not for them alone
+        self._delay_ms = self._timers_ms = 0
+        self._ticked_ms = 0
         self.teacher = None if self._hot is None else Teacher(self, self._hot)
         self._clamp_offsets(now_ms)
         self._derive()
@@ -272,7 +282,7 @@ class Broker:
                 at = self.store.feed(data, at, born_host, now_ms, may_send, may_pull)
                 frames += hot.frames
                 if hot.take_kept():
-                    self.is_plan_old = True  # something has to come out again
+                    self._is_wait_old = True  # something has to come out again
                 replies = hot.take_replies()
                 if replies is not None:
                     out.append(Send(conn, replies))
@@ -331,6 +341,8 @@ class Broker:
         if self.is_plan_old or store.flush_work & ~self._planned_work:
             self.topics.file.ask(now_ms, out)
             self._plan(now_ms)
+        elif self._is_wait_old:
+            self._plan_waits(now_ms)
 
     def closed(self, conn: ConnId, now_ms: int, out: Out) -> None:
         self.is_plan_old = True
@@ -399,6 +411,18 @@ class Broker:
         log.warning("stalled duration_ms=%d: one request held everything up", duration_ms)
 
     def tick(self, now_ms: int, out: Out) -> None:
+        if self._is_wait_tick(now_ms):
+            if self._delay_ms <= now_ms:
+                self.delay.tick(self, now_ms, out)
+            if self._timers_ms <= now_ms:
+                self.timers.tick(self, now_ms, out)
+            self._ask_store(now_ms, out)
+            if self.is_plan_old:
+                self._plan(now_ms)
+            else:
+                self._plan_waits(now_ms)
+            return
+        self._ticked_ms = now_ms
         self.fold()
         for hold in self.holds.due(now_ms):
             pull.resume(self, hold, now_ms, out)
@@ -409,12 +433,7 @@ class Broker:
             self._forward_failed(opaque, "the client did not answer in time", out)
         for part in self._parts:
             part.tick(self, now_ms, out)
-        next_file = self.store.take_next_file()
-        if next_file is not None:
-            out.append(next_file)
-        queue_flush = self.store.take_queue_flush(now_ms)
-        if queue_flush is not None:
-            out.append(queue_flush)
+        self._ask_store(now_ms, out)
         for file in self._files.values():
             file.ask(now_ms, out, at_once=self.is_stopping)
         if now_ms >= self._next_expiry_ms:
@@ -427,6 +446,15 @@ class Broker:
             self.store.clean(now_ms)
         self.stats.sample(now_ms)
         self._plan(now_ms)
+
+    def _ask_store(self, now_ms: int, out: Out) -> None:
+        """What the store wants done that no send asks it for."""
+        next_file = self.store.take_next_file()
+        if next_file is not None:
+            out.append(next_file)
+        queue_flush = self.store.take_queue_flush(now_ms)
+        if queue_flush is not None:
+            out.append(queue_flush)
 
     def stop(self, now_ms: int, out: Out) -> None:
         """Answer what waits, say goodbye, save; then `is_stopped`."""
@@ -487,6 +515,17 @@ class Broker:
             ):
                 pull.resume(self, hold, now_ms, out)
 
+    def _is_wait_tick(self, now_ms: int) -> bool:
+        """Whether a tick has come for messages that wait, and for nothing else: while many are due
+        there is one every few milliseconds. Now and then it is a whole one all the same, for what
+        nobody planned."""
+        return (
+            now_ms < self._other_ms
+            and not self.is_plan_old
+            and 0 <= now_ms - self._ticked_ms < WHOLE_TICK_MS
+            and not self.is_stopping
+        )
+
     def _plan(self, now_ms: int) -> None:
         """When the next tick is needed."""
         self.is_plan_old = False
@@ -498,15 +537,29 @@ class Broker:
             self.stats.next_sample_ms,
             self._next_expiry_ms,
         ]
-        moments.extend(part.next_ms(self, now_ms) for part in self._parts)
-        moments.extend(file.due_ms for file in self._files.values() if not file.is_saving)
+        for part in self._other_parts:
+            moments.append(part.next_ms(self, now_ms))
+        for file in self._files.values():
+            moments.append(file.next_ms)
         if self._parked:
             moments.append(self._parked[0].until_ms)
         if self._births:  # in order of their deadlines
             moments.append(next(iter(self._births.values())).until_ms)
         if self._forwarded:
             moments.append(min(one.until_ms for one in self._forwarded.values()))
-        self.deadline_ms = min(moments)
+        self._planned_ms = min(moments)
+        self._plan_waits(now_ms)
+
+    def _plan_waits(self, now_ms: int) -> None:
+        """The same if only messages that wait have come or gone: the rest of the plan holds."""
+        self._is_wait_old = False
+        moments = [self._planned_ms, self.half.next_ms(self, now_ms)]
+        for file in self._wait_files:
+            moments.append(file.next_ms)
+        self._other_ms = min(moments)
+        self._delay_ms = self.delay.next_ms(self, now_ms)
+        self._timers_ms = self.timers.next_ms(self, now_ms)
+        self.deadline_ms = min(self._other_ms, self._delay_ms, self._timers_ms)
 
     def _expire(self, now_ms: int, out: Out) -> None:
         """Clients without a heartbeat for two minutes are gone, whatever their socket says."""

@@ -30,6 +30,7 @@ from cometmq.wire.codes import TRANSACTION_MASK, SysFlag
 
 if TYPE_CHECKING:
     from cometmq.broker.broker import Broker
+    from cometmq.store.ends import QueueEnds
     from cometmq.store.store import Store
 
 log = logging.getLogger("cometmq.broker")
@@ -59,6 +60,8 @@ class Delay:
         self.delivered = 0
         self._due: dict[int, int] = {}  # by level, of the unit at its offset; only if there is one
         self._blocked: dict[int, int] = {}  # by level, until when, after a refusal
+        self._used_levels: list[tuple[int, QueueEnds]] = []
+        self._levels_of: object = None  # the set of queues that these were found in
         self._steps = 0
         self._delivered_upto = 0
         self._proof: _Proof | None = None
@@ -133,11 +136,10 @@ class Delay:
         store = broker.store
         if self._proof is not None and store.flushed_offset >= self._proof.upto:
             return now_ms
-        for level in range(1, self.max_level + 1):
+        for level, ends in self._levels(store):
             due_ms = self._due.get(level)
             if due_ms is None:
-                queue_id = level - 1
-                end = store.max_offset(names.SCHEDULE_TOPIC, queue_id)
+                end = ends.max_offset
                 if self.offsets.get(level, 0) >= end:
                     continue
                 due_ms = self._look(broker, level, end, now_ms)
@@ -145,6 +147,18 @@ class Delay:
                     continue
             soonest = min(soonest, max(due_ms, self._blocked.get(level, 0)))
         return soonest
+
+    def _levels(self, store: Store) -> list[tuple[int, QueueEnds]]:
+        """The levels that ever had a message, and the bounds of their queues."""
+        if self._levels_of is not store.queue_set:
+            self._levels_of = store.queue_set
+            self._used_levels = [
+                (queue_id + 1, ends)
+                for queue_id in store.queue_ids(names.SCHEDULE_TOPIC)
+                if queue_id < self.max_level
+                and (ends := store.queue_ends(names.SCHEDULE_TOPIC, queue_id)) is not None
+            ]
+        return self._used_levels
 
     def _look(self, broker: Broker, level: int, end: int, now_ms: int) -> int | None:
         """When the next unit of a level is due; None if there is none."""
@@ -170,11 +184,11 @@ class Delay:
         if broker.is_stopping:
             return
         left = MOST_AT_ONCE * SIMPLE
-        for level in range(1, self.max_level + 1):
+        for level, ends in self._levels(broker.store):
             if self._blocked.get(level, 0) > now_ms:
                 continue
             self._blocked.pop(level, None)
-            end = broker.store.max_offset(names.SCHEDULE_TOPIC, level - 1)
+            end = ends.max_offset
             while left > 0 and self.offsets.get(level, 0) < end:
                 due_ms = self._due.get(level)
                 if due_ms is None:
@@ -210,7 +224,6 @@ class Delay:
         if count:
             self._delivered_upto = store.max_log_offset
             self.delivered += count
-            broker.is_plan_old = True
             self._step(level, count, now_ms)
         return count
 

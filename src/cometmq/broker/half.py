@@ -147,21 +147,25 @@ class Half:
         """
         assert at >= self.offset and not self._marks.has(at), at
         appended = self._put_ended(broker, at, message, now_ms, is_by_producer=True)
-        self.ended(at, appended.end_offset, message is not None)
+        self._marks.mark(at)
+        is_commit = message is not None
+        self._note_ended(appended.end_offset, int(is_commit), int(not is_commit))
         return appended
 
-    def may_end(self, at: int, log_offset: int) -> bool:
-        """Whether a half is known to be open without another look; the compiled path asks."""
-        return log_offset >= self._boot_end and at >= self.offset and not self._marks.has(at)
+    def open_ends(self) -> tuple[int, int, int, bytearray]:
+        """For the compiled path: from which queue offset and which log offset on a half is known to
+        be open without another look, and the marks of those that are not, which it adds to."""
+        return self.offset, self._boot_end, *self._marks.shared()
 
-    def ended(self, at: int, end_offset: int, is_commit: bool) -> None:
-        """An end was stored."""
+    def ended_many(self, count: int, commits: int, end_offset: int) -> None:
+        """The compiled path has stored so many ends, and marked them."""
+        self._marks.count += count
+        self._note_ended(end_offset, commits, count - commits)
+
+    def _note_ended(self, end_offset: int, commits: int, rollbacks: int) -> None:
         self._ended_upto = max(self._ended_upto, end_offset)
-        self._marks.mark(at)
-        if is_commit:
-            self.commits += 1
-        else:
-            self.rollbacks += 1
+        self.commits += commits
+        self.rollbacks += rollbacks
 
     def _put_ended(
         self,

@@ -34,6 +34,11 @@ class Marks:
         at, bit = divmod(number - self._begin, 8)
         return at < len(self._bits) and bool(self._bits[at] >> bit & 1)
 
+    def shared(self) -> tuple[int, bytearray]:
+        """The number of the first bit, and the bits. Who adds to them adds to `count` as well; true
+        until the base moves."""
+        return self._begin, self._bits
+
     def next_clear(self, number: int, end: int) -> int:
         """The first from `number` on that is not marked, at most `end`."""
         while number < end and self.has(number):

@@ -53,6 +53,11 @@ class StateFile:
     def is_saving(self) -> bool:
         return self._saving is not None
 
+    @property
+    def next_ms(self) -> int:
+        """When it is to be asked."""
+        return self.due_ms if self._saving is None else NEVER_MS
+
     def ask(self, now_ms: int, out: Out, *, at_once: bool = False) -> None:
         """Emit a Save if something is dirty, due, and nothing is under way."""
         if self._saving is not None or self._saved >= self.generation:

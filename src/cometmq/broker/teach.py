@@ -127,8 +127,8 @@ class Teacher:
             self._hot.learn_ends(
                 cast("QueueEnds", ends),
                 cast("Traffic", broker.stats.of_topic(names.OP_TOPIC)),
-                broker.half.may_end,
-                broker.half.ended,
+                broker.half.open_ends,
+                broker.half.ended_many,
             )
 
     def pulled(self, header: PullHeader, wants: Filter, offset: int) -> None:

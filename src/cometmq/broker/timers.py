@@ -388,7 +388,6 @@ class Timers:
             self._is_refused = False
             self._safe_from = max(self._safe_from, done.upto)
             self.delivered += done.count
-            broker.is_plan_old = True
             for topic, count in done.topics:
                 self.counts.add(topic.decode("utf-8"), -1, now_ms, count)
         return done.count
@@ -511,6 +510,7 @@ class Timers:
                     self._proof.is_synced = True
             if broker.store.flushed_offset < self._proof.upto:
                 broker.store.hurry_log(now_ms)
+                broker.is_plan_old = True
         self.prove(broker.store.flushed_offset, now_ms)
 
     def _next_check(self, now_ms: int) -> TimerCheck:

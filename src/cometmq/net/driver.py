@@ -243,7 +243,8 @@ class Driver:
         except Exception:
             self._bug()
         self.settle(now_ms)
-        self._schedule()
+        if self._timer is None:
+            self._schedule()
 
     def settle_soon(self, now_ms: int) -> None:
         """Settle once for all connections that have something to read now, after the last of them.

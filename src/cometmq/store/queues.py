@@ -45,6 +45,8 @@ class Queues:
         self.dirty: dict[Segment, ConsumeQueue] = {}
         # Numbers of deleted queues: a topic made again in this run goes on where it ended.
         self._retired: dict[tuple[str, int], int] = {}
+        self.queue_set = object()
+        """Another one whenever a queue has come or gone."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -75,6 +77,7 @@ class Queues:
             del self._retired[topic, queue_id]
         self._queues[topic, queue_id] = queue
         self._ids.setdefault(topic, []).append(queue_id)
+        self.queue_set = object()
         return queue
 
     def watch(self, topic: str, queue_id: int, is_watched: bool) -> None:
@@ -102,6 +105,7 @@ class Queues:
     def remove_topic(self, topic: str) -> int:
         """Delete a topic's queues and their files; returns how many there were."""
         ids = self._ids.pop(topic, [])
+        self.queue_set = object()
         for queue_id in ids:
             queue = self._queues.pop((topic, queue_id))
             for segment in queue.segments.items:

@@ -577,6 +577,11 @@ class Store:
     def queues(self) -> Iterator[tuple[str, int]]:
         return ((queue.topic, queue.queue_id) for queue in self._queues)
 
+    @property
+    def queue_set(self) -> object:
+        """Another one whenever a queue has come or gone: what was found out about them is old."""
+        return self._queues.queue_set
+
     def queue_ids(self, topic: str) -> list[int]:
         return self._queues.ids(topic)
 

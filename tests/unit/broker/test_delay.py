@@ -44,6 +44,36 @@ def test_levels_do_not_wait_for_each_other_and_keep_their_order(bench: Bench) ->
     assert seen(bench)[5:] == [b"slow-%d" % n for n in range(5)]
 
 
+def test_while_one_comes_every_millisecond_the_rest_is_asked_only_when_it_is_due(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.create_topic()
+    for n in range(900):
+        later(bench, b"%d" % n, 1)
+        bench.advance(1)
+    bench.advance(99)  # the first is due in a millisecond
+    held = bench.hold(queue=1, suspend_ms=250)
+    whole: list[int] = []
+    tick = bench.broker.stats.sample
+    monkeypatch.setattr(bench.broker.stats, "sample", lambda now_ms: whole.append(tick(now_ms)))
+    before = bench.ticks
+    bench.advance(249)
+    assert bench.answer(held) is None
+    bench.advance(1)
+    assert bench.answer(held) is not None, "its time has come among theirs"
+    bench.commit(7)
+    saved = len(bench.saved)
+    bench.advance(5_000)
+    assert "config/consumerOffset.json" in {one.name for one in bench.saved[saved:]}
+    assert bench.store.max_offset("T", 0) == 900
+    for n in range(900):
+        assert bench.store.store_ms_at("T", 0, n) == 1_000 + (
+            bench.store.store_ms_at(SCHEDULE, 0, n) or 0
+        )
+    assert bench.ticks - before >= 900
+    assert len(whole) < 100, "each of them asked everybody"
+
+
 def test_it_is_stored_and_delivered_as_rocketmq_does(bench: Bench) -> None:
     bench.create_topic()
     bench.sent(queue=2, body=b"x", flag=9, props={"DELAY": "3", "TAGS": "a", "UNIQ_KEY": "U"})
