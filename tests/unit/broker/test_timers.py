@@ -159,6 +159,23 @@ def test_a_message_that_is_timed_no_more_is_not_timed_again(bench: Bench) -> Non
     assert delivered(bench) == [b"hello"]
 
 
+def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_delivered_to(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    bench.sent(queue=3, props=after(2_000))
+    bench.create_topic(queues=2)
+    bench.advance(5_000)
+    assert delivered(bench, queue=1) == [b"hello"]
+    assert delivered(bench, queue=3) == []
+
+
+def test_a_topic_deleted_meanwhile_keeps_what_was_meant_for_it(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    bench.sent(queue=3, props=after(2_000))
+    assert bench.ask(C.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    bench.advance(5_000)
+    assert delivered(bench, queue=3) == [b"hello"]
+
+
 # ------------------------------------------------------------------------------- what is stored
 
 

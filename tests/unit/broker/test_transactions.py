@@ -102,6 +102,15 @@ def producer(bench: Bench, group: str = "pg", conn: int | None = None) -> int:
     return conn
 
 
+def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_committed_to(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    one = begin(bench, queue=3)
+    bench.create_topic(queues=2)
+    ended(bench, one)
+    assert bodies(bench, queue=1) == [b"paid"]
+    assert bodies(bench, queue=3) == []
+
+
 class Asked(NamedTuple):
     header: headers.CheckTransactionHeader
     message: StoredMessage
