@@ -5,7 +5,8 @@
     feed      frames in -> records in the log's memory, replies in a buffer; stops before the first
               frame that is not ordinary
     deliver   records that waited (delay levels, timers) -> copies in their real topics
-    dispatch  records of both -> units in queue memory, entries in the key index
+    walk      records of a log that is being recovered
+    dispatch  records of all three -> units in queue memory, entries in the key index
 
 Owns: nothing that lasts. Policy (which topics, which pulls, which limits) is worked out by the
 broker, taught here and forgotten when it changes; positions live in the small objects that the
@@ -117,6 +118,7 @@ cdef enum:
     BATCH_HEAD_BYTES = 20
 
     PENDING = 65536  # records between append and dispatch; a power of two
+    MOST_WALKED = 32768  # records of one walk, which is dispatched before the next
     PENDING_KEYS = 262144  # their key hashes; a power of two
     MOST_KEYS = 64  # of one message; more is not ordinary
     MOST_PIECES = 4096  # messages of one batch
@@ -472,6 +474,7 @@ cdef class _Topic:
     cdef uint32_t key_hash  # Java's hash of `topic#`
     cdef bint is_open  # to clients
     cdef bint is_target  # of messages that were kept elsewhere
+    cdef bint is_schedule  # its units tell when they are due
     cdef bint may_keep  # its messages may be of a kind that is kept elsewhere first
     cdef bytes name
     cdef Traffic traffic
@@ -758,6 +761,7 @@ cdef class Hot:
 
     cdef Table topics
     cdef Table passes
+    cdef Table walked  # topics of a log that is being recovered
     cdef Ahead* ahead
     cdef uint64_t touched  # of no use; keeps the compiler from leaving the reading out
     cdef Out replies
@@ -805,6 +809,7 @@ cdef class Hot:
     def __cinit__(self):
         self.topics = Table()
         self.passes = Table()
+        self.walked = Table()
         self.log_pin_objects = [None] * LOG_PINS
         self.replies.room = self.acks.room = 65536
         self.replies.at = <uint8_t*>malloc(self.replies.room)
@@ -1519,17 +1524,23 @@ cdef class Hot:
         memcpy(p + 2, cooked.text, cooked.size)
         self.appended(counted, queue, cooked, size)
 
-    cdef inline void appended(
-        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    cdef inline void await_dispatch(
+        self,
+        Queue* queue,
+        Cooked* cooked,
+        int64_t log_offset,
+        int64_t queue_offset,
+        int64_t store_ms,
+        int64_t size,
     ) noexcept:
-        """A record was written: it takes its number, and waits for dispatch."""
+        """One more record waits for dispatch; there is room for it."""
         cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
         cdef int i
         soon(queue.tail)  # dispatch needs it
-        pending.log_offset = self.write_at
-        pending.queue_offset = queue.next_offset
+        pending.log_offset = log_offset
+        pending.queue_offset = queue_offset
         pending.tags_code = cooked.tags_code
-        pending.store_ms = self.store_ms
+        pending.store_ms = store_ms
         pending.queue = queue
         pending.size = <int32_t>size
         pending.first_key = self.keys_tail
@@ -1538,6 +1549,12 @@ cdef class Hot:
             self.pending_keys[(self.keys_tail + i) & (PENDING_KEYS - 1)] = cooked.keys[i]
         self.keys_tail += cooked.key_count
         self.pending_tail += 1
+
+    cdef inline void appended(
+        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    ) noexcept:
+        """A record was written: it takes its number, and waits for dispatch."""
+        self.await_dispatch(queue, cooked, self.write_at, queue.next_offset, self.store_ms, size)
         queue.next_offset += 1
         self.write_at += size
         self.appended_count += 1
@@ -2413,6 +2430,56 @@ cdef class Hot:
             PyBuffer_Release(&units_view)
         return count, last_ms, upto
 
+    def check_timers(
+        self,
+        object units,
+        int64_t begin,
+        int64_t at,
+        int64_t end,
+        object wheel,
+        int64_t slots,
+        int64_t precision_ms,
+        int64_t read_ms,
+        int64_t log_end,
+    ):
+        """Units of one file of the timer log, which begins at `begin`, from `at` to `end`: as long
+        as they are whole, as broker/timer_check.py judges, and slots from `read_ms` on know them;
+        returns where the first stands of which that is not so. `log_end`: where the log ends."""
+        cdef Py_buffer view, wheel_view
+        cdef Bytes p, slot
+        cdef int64_t log_offset, slot_ms, number
+        cdef int32_t size
+        PyObject_GetBuffer(units, &view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(wheel, &wheel_view, PyBUF_SIMPLE)
+        try:
+            if end > begin + view.len:
+                end = begin + view.len
+            if at < begin or wheel_view.len != slots * TIMER_SLOT_BYTES:
+                return at
+            while at + TIMER_UNIT_BYTES <= end:
+                p = <Bytes>view.buf + (at - begin)
+                if get32(p) != TIMER_UNIT_BYTES or get32(p + 12) > 0xF or get64(p + 44) != 0:
+                    break
+                log_offset = <int64_t>get64(p + 28)
+                size = <int32_t>get32(p + 36)
+                if log_offset < 0 or size <= 0 or log_offset > log_end - size:
+                    break
+                if <int64_t>get64(p + 4) >= at:
+                    break
+                slot_ms = <int64_t>get64(p + 16) + <int32_t>get32(p + 24)
+                if slot_ms >= read_ms:
+                    if slot_ms < 0:
+                        break
+                    number = slot_ms // precision_ms
+                    slot = <Bytes>wheel_view.buf + number % slots * TIMER_SLOT_BYTES
+                    if <int64_t>get64(slot) != number or <int64_t>get64(slot + 16) < at:
+                        break
+                at += TIMER_UNIT_BYTES
+        finally:
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&wheel_view)
+        return at
+
     def timer_chain(
         self, object units, int64_t begin, int64_t end, int64_t at, int most, object positions
     ):
@@ -2612,6 +2679,232 @@ cdef class Hot:
         )
         self.born_host = born_host
 
+    # ----------------------------------------------------------------------------------- recovery
+
+    def walk_queue(self, QueueEnds ends, bint is_schedule):
+        """A record of this queue was dispatched by the plain path: `walk` may take the next one.
+        `is_schedule`: its units tell when they are due."""
+        cdef bytes name = ends.topic.encode("utf-8")
+        cdef int queue_id = ends.queue.queue_id
+        cdef _Topic known = self.walked.items.get(name)
+        cdef _Topic made = known
+        if known is None or queue_id >= known.count:
+            made = new_topic(name, max(queue_id + 1, 2 * known.count if known is not None else 8), None)
+            made.is_schedule = is_schedule
+            for one in () if known is None else known.queues.kept:
+                made.set(one)
+            self.walked.put(name, made)
+        made.set(ends)
+        ends.queue.next_offset = ends.queue.max_offset  # where the walk is in this queue
+
+    def walk_over(self):
+        """The log is recovered."""
+        self.walked.clear()
+
+    def walk(
+        self,
+        object buffer,
+        int64_t begin,
+        int64_t position,
+        bint checks_crc,
+        tuple delays_ms,
+    ):
+        """Have records of a log file that begins at `begin`, from `position` on, wait for dispatch,
+        as long as they are whole, ordinary and next in a queue that is known, and not too many;
+        returns where the last ends. Whether the log ends there is for the plain path to say."""
+        cdef Py_buffer view
+        cdef Cooked cooked
+        cdef _Topic topic
+        cdef Queue* queue
+        cdef void* known
+        cdef Bytes p, text
+        cdef int64_t end, size, at, body_size, store_ms, queue_offset
+        cdef int32_t sys_flag, topic_size, text_size
+        cdef int count = 0
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        end = begin + view.len
+        try:
+            while count < MOST_WALKED and position >= begin and end - position >= MIN_RECORD_BYTES:
+                p = <Bytes>view.buf + (position - begin)
+                size = <int32_t>get32(p)
+                if get32(p + 4) != MAGIC_V1 or not MIN_RECORD_BYTES <= size <= end - position:
+                    break
+                if <int64_t>get64(p + 28) != position:
+                    break
+                sys_flag = <int32_t>get32(p + 36)
+                if sys_flag & TRANSACTION_BITS not in (0, COMMITTED):
+                    break  # enters no queue
+                at = 68 if sys_flag & BORN_V6 else 56
+                store_ms = <int64_t>get64(p + at)
+                at += 40 if sys_flag & STORE_V6 else 28
+                if at + 4 > size:
+                    break
+                body_size = <int32_t>get32(p + at)
+                at += 4
+                if body_size < 0 or at + body_size + 1 > size:
+                    break
+                if checks_crc and body_size:
+                    if crc32(p + at, body_size) & 0x7FFFFFFF != get32(p + 8):
+                        break
+                at += body_size
+                topic_size = p[at]
+                at += 1
+                if at + topic_size + 2 > size:
+                    break
+                known = self.walked.find(p + at, topic_size, fnv(p + at, topic_size))
+                if known == NULL:
+                    break
+                topic = <_Topic>known
+                at += topic_size
+                text_size = <int32_t>get16(p + at)
+                text = p + at + 2
+                if at + 2 + text_size != size or text_size > MAX_PROPERTIES_BYTES:
+                    break
+                queue = topic.queue(<int32_t>get32(p + 12))
+                if queue == NULL:
+                    break
+                queue_offset = <int64_t>get64(p + 20)
+                if position + size > queue.log_end and queue_offset != queue.next_offset:
+                    break
+                if not self.cook_walked(topic, &cooked, text, text_size, store_ms, delays_ms):
+                    break
+                if not self.has_pending_room(1, cooked.key_count):
+                    break
+                self.await_dispatch(queue, &cooked, position, queue_offset, store_ms, size)
+                if position + size > queue.log_end:
+                    queue.next_offset += 1
+                position += size
+                count += 1
+        finally:
+            PyBuffer_Release(&view)
+        return position
+
+    def pass_over(
+        self, object buffer, int64_t begin, int64_t position, int64_t end, bytes text
+    ):
+        """Step over whole records of a log file that begins at `begin`, from `position` up to `end`,
+        as long as their properties are without `text`; returns where the first stands that has it,
+        or that needs a closer look. Bodies are not checked."""
+        cdef Py_buffer view
+        cdef Bytes p
+        cdef int64_t size, at, body_size
+        cdef int32_t sys_flag, topic_size
+        cdef const char* wanted = PyBytes_AS_STRING(text)
+        cdef int wanted_size = <int>PyBytes_GET_SIZE(text)
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if end > begin + view.len:
+                end = begin + view.len
+            while position >= begin and end - position >= MIN_RECORD_BYTES:
+                p = <Bytes>view.buf + (position - begin)
+                size = <int32_t>get32(p)
+                if get32(p + 4) != MAGIC_V1 or not MIN_RECORD_BYTES <= size <= end - position:
+                    break
+                if <int64_t>get64(p + 28) != position:
+                    break
+                sys_flag = <int32_t>get32(p + 36)
+                at = 96 if sys_flag & BORN_V6 else 84
+                at += 12 if sys_flag & STORE_V6 else 0
+                if at + 4 > size:
+                    break
+                body_size = <int32_t>get32(p + at)
+                at += 4 + body_size
+                if body_size < 0 or at + 1 > size:
+                    break
+                topic_size = p[at]
+                at += 1 + topic_size
+                if at + 2 > size or not is_utf8(p + at - topic_size, p + at):
+                    break
+                if get16(p + at) > MAX_PROPERTIES_BYTES or at + 2 + <int64_t>get16(p + at) != size:
+                    break
+                if has_text(p + at + 2, <int32_t>get16(p + at), wanted, wanted_size):
+                    break
+                position += size
+        finally:
+            PyBuffer_Release(&view)
+        return position
+
+    cdef bint cook_walked(
+        self,
+        _Topic topic,
+        Cooked* cooked,
+        Bytes text,
+        int32_t size,
+        int64_t store_ms,
+        tuple delays_ms,
+    ):
+        """Tags code and keys of a stored record; False if its properties need a closer look."""
+        cdef int32_t at = 0, middle, stop, name_size, value_size
+        cdef Bytes name, value
+        cdef Bytes words = NULL
+        cdef Bytes unique = NULL
+        cdef int32_t words_size = 0, unique_size = 0
+        cdef int64_t level = 0
+        cdef bint has_tags = False, has_level = False
+        cooked.tags_code = 0
+        cooked.key_count = 0
+        if size and (text[size - 1] != 2 or memchr(text, 0, size) != NULL):
+            return False
+        while at < size:
+            middle = at
+            while text[middle] != 1 and text[middle] != 2:  # there is one: the text ends with it
+                middle += 1
+            if text[middle] == 2:
+                return False
+            stop = middle + 1
+            while text[stop] != 2:
+                if text[stop] == 1:
+                    return False
+                stop += 1
+            name = text + at
+            name_size = middle - at
+            value = text + middle + 1
+            value_size = stop - middle - 1
+            at = stop + 1
+            if name_size == 0 or value_size == 0:
+                return False
+            if name_size == 4 and memcmp(name, b"TAGS", 4) == 0:
+                if has_tags or not is_ascii(value, value_size):
+                    return False
+                has_tags = True
+                cooked.tags_code = <int32_t>java_hash(0, value, value_size)
+            elif name_size == 4 and memcmp(name, b"KEYS", 4) == 0:
+                if words != NULL or not is_ascii(value, value_size):
+                    return False
+                words = value
+                words_size = value_size
+            elif name_size == 8 and memcmp(name, b"UNIQ_KEY", 8) == 0:
+                if unique != NULL or not is_ascii(value, value_size):
+                    return False
+                unique = value
+                unique_size = value_size
+            elif topic.is_schedule and name_size == 5 and memcmp(name, b"DELAY", 5) == 0:
+                level = digits(value, value_size, 9)
+                if has_level or level < 0 or not delays_ms:
+                    return False
+                has_level = True
+        if level > 0:
+            cooked.tags_code = store_ms + <int64_t>delays_ms[min(level, len(delays_ms)) - 1]
+        if unique != NULL:
+            cooked.keys[0] = index_hash(java_hash(topic.key_hash, unique, unique_size))
+            cooked.key_count = 1
+        at = 0
+        while at < words_size:
+            if words[at] == c" ":
+                at += 1
+                continue
+            stop = at
+            while stop < words_size and words[stop] != c" ":
+                stop += 1
+            if cooked.key_count >= MOST_KEYS:
+                return False
+            cooked.keys[cooked.key_count] = index_hash(
+                java_hash(topic.key_hash, words + at, stop - at)
+            )
+            cooked.key_count += 1
+            at = stop
+        return True
+
     # ----------------------------------------------------------------------------------- dispatch
 
     @property
@@ -2642,6 +2935,7 @@ cdef class Hot:
         cdef Queue* queue
         cdef int64_t at
         cdef uint8_t* unit
+        cdef bint has_unit, has_keys
         cdef int fetched = 0
         self.dispatched = 0
         self.is_indexing = False
@@ -2660,7 +2954,9 @@ cdef class Hot:
                     break
                 queue = pending.queue
                 at = pending.queue_offset * UNIT_BYTES
-                if (
+                # Of a walk, queue or index may have a record already.
+                has_unit = position + pending.size <= queue.log_end
+                if not has_unit and (
                     pending.queue_offset != queue.max_offset
                     or pending.log_offset < queue.log_end
                     or queue.tail == NULL
@@ -2668,32 +2964,36 @@ cdef class Hot:
                     or not queue.tail.start <= at < queue.tail.end
                 ):
                     break
-                if self.is_indexed and (
+                has_keys = pending.key_count == 0 or not self.is_indexed or (
+                    entries != NULL and pending.log_offset < index.end_offset
+                )
+                if not has_keys and (
                     entries == NULL
                     or index.count + pending.key_count > self.index_entries
-                    or pending.log_offset <= index.end_offset
+                    or pending.log_offset == index.end_offset
                 ):
                     break
-                if not queue.is_marked:
-                    queue.is_marked = True
-                    (<QueueEnds>queue.ends)._mark()
-                unit = queue.tail.at + (at - queue.tail.start)
-                put64(unit, pending.log_offset)
-                put32(unit + 8, pending.size)
-                put64(unit + 12, pending.tags_code)
-                queue.tail.used = 1
-                queue.max_offset = pending.queue_offset + 1
-                queue.log_end = pending.log_offset + pending.size
-                if queue.is_watched:
-                    arrivals.append(
-                        (
-                            <QueueEnds>queue.ends,
-                            pending.queue_offset,
-                            pending.tags_code,
-                            pending.log_offset,
+                if not has_unit:
+                    if not queue.is_marked:
+                        queue.is_marked = True
+                        (<QueueEnds>queue.ends)._mark()
+                    unit = queue.tail.at + (at - queue.tail.start)
+                    put64(unit, pending.log_offset)
+                    put32(unit + 8, pending.size)
+                    put64(unit + 12, pending.tags_code)
+                    queue.tail.used = 1
+                    queue.max_offset = pending.queue_offset + 1
+                    queue.log_end = pending.log_offset + pending.size
+                    if queue.is_watched:
+                        arrivals.append(
+                            (
+                                <QueueEnds>queue.ends,
+                                pending.queue_offset,
+                                pending.tags_code,
+                                pending.log_offset,
+                            )
                         )
-                    )
-                if self.is_indexed:
+                if not has_keys:
                     self.enter_keys(index, entries, pending)
                 self.dispatched_ms = pending.store_ms
                 self.dispatched += 1
