@@ -608,7 +608,7 @@ class Broker:
         return Appended(one.log_offset, one.queue_offset, one.size, two.end_offset, one.store_ms)
 
     def _redirect(self, message: NewMessage, now_ms: int, *, is_due: bool) -> None:
-        """To where it has to wait; or, if it has not, to a queue that its topic has by now: that may
+        """To where it has to wait; or, if it has not, to a queue that its topic still has: it may
         have been given fewer while the message waited, and nobody would find it in the others."""
         if not is_due:
             if self.delay.redirect(message) or self.timers.redirect(self.config, message, now_ms):
