@@ -10,16 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from points import Install, Point, Trap, after, at_sync, before, new_file
+from points import Install, Point, Trap, after, at_sync, at_turn, before, new_file, soon
 
 KIND_POINTS: dict[str, Point] = {}
 
 
 def kind_point(
-    name: str, when: str = "load", nth: int = 1, *, is_plain: bool = False
+    name: str,
+    when: str = "load",
+    nth: int = 1,
+    *,
+    is_plain: bool = False,
+    is_compiled: bool = False,
 ) -> Callable[[Install], Install]:
     def add(install: Install) -> Install:
-        KIND_POINTS[name] = Point(name, when, nth, install, is_plain)
+        KIND_POINTS[name] = Point(name, when, nth, install, is_plain, is_compiled)
         return install
 
     return add
@@ -49,21 +54,42 @@ def stored_in(topic: str) -> Install:
     return install
 
 
+def some_done(name: str, count_of: Callable[[Any], int]) -> Install:
+    """Compiled code has done something for several messages, and nobody has noted it."""
+
+    def install(trap: Trap) -> None:
+        from cometmq.store.store import Store
+
+        original = getattr(Store, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            done = original(*args, **options)
+            if count_of(done):
+                trap.hit()
+            return done
+
+        setattr(Store, name, wrapped)
+
+    return install
+
+
 # ------------------------------------------------------------------------------------- delay levels
 
-kind_point("delay-kept", nth=20)(stored_in("SCHEDULE_TOPIC_XXXX"))
+kind_point("delay-kept", nth=20, is_plain=True)(stored_in("SCHEDULE_TOPIC_XXXX"))
+kind_point("delays-during", nth=40, is_compiled=True)(at_turn("deliver_level", soon))
+kind_point("delays-delivered", nth=10, is_compiled=True)(some_done("deliver_level", int))
 kind_point("delay-before-save", nth=2)(at_save("delayOffset.json", before))
 kind_point("delay-saved", nth=2)(at_save("delayOffset.json", after))
 
 
-@kind_point("delay-before-deliver", nth=20)
+@kind_point("delay-before-deliver", nth=20, is_plain=True)
 def _(trap: Trap) -> None:
     from cometmq.broker.delay import Delay
 
     before(Delay, "_deliver", trap)
 
 
-@kind_point("delay-delivered", nth=40)
+@kind_point("delay-delivered", nth=40, is_plain=True)
 def _(trap: Trap) -> None:
     """The copy is in the log; delayOffset.json does not know."""
     from cometmq.broker.delay import Delay
@@ -73,7 +99,15 @@ def _(trap: Trap) -> None:
 
 # ------------------------------------------------------------------------------------------- timers
 
-kind_point("timer-kept", nth=20)(stored_in("rmq_sys_wheel_timer"))
+kind_point("timer-kept", nth=20, is_plain=True)(stored_in("rmq_sys_wheel_timer"))
+kind_point("timers-enter-during", nth=40, is_compiled=True)(at_turn("enter_timers", soon))
+kind_point("timers-entered", nth=10, is_compiled=True)(
+    some_done("enter_timers", lambda done: int(done.count))
+)
+kind_point("timers-leave-during", nth=10, is_compiled=True)(at_turn("deliver_timed", soon))
+kind_point("timers-delivered", nth=5, is_compiled=True)(
+    some_done("deliver_timed", lambda done: int(done.count))
+)
 kind_point("timer-new-file-empty", nth=1)(new_file("/timerlog/"))
 kind_point("timer-log-before-sync", nth=3)(at_sync("timerlog/", before))
 kind_point("timer-log-synced", nth=3)(at_sync("timerlog/", after))
@@ -93,9 +127,10 @@ def _(trap: Trap) -> None:
 
 @kind_point("timer-entered", nth=30)
 def _(trap: Trap) -> None:
+    """The slot shows the unit; the queue may be read again from before it."""
     from cometmq.store.timer_wheel import TimerWheel
 
-    after(TimerWheel, "add", trap)
+    after(TimerWheel, "add_to", trap)
 
 
 @kind_point("timer-before-deliver", nth=20)
@@ -139,7 +174,7 @@ def _(trap: Trap) -> None:
 # ------------------------------------------------------------------------------------- transactions
 
 
-@kind_point("half-stored", nth=20)
+@kind_point("half-stored", nth=20, is_plain=True)
 def _(trap: Trap) -> None:
     stored_in("RMQ_SYS_TRANS_HALF_TOPIC")(trap)
 

@@ -159,12 +159,18 @@ class KindLoad:
             thread.start()
 
     def _run(self, work: object, seed: int) -> None:
-        try:
-            work(random.Random(seed))  # type: ignore[operator]
-        except CometError:
-            pass  # the broker died under us: what was not answered may or may not be there
-        except Exception as error:
-            self.ledger.fault(f"{work}: {error!r}")
+        rng = random.Random(seed)
+        while not self.stopped.wait(PAUSE_S):
+            try:
+                work(rng)  # type: ignore[operator]
+            except CometError:
+                # The broker died under us: what was not answered may or may not be there. While it
+                # is drained it lives, and was only held still for too long to be looked at.
+                if not self._is_draining:
+                    return
+            except Exception as error:
+                self.ledger.fault(f"{work}: {error!r}")
+                return
 
     def stop(self) -> None:
         self.stopped.set()
@@ -345,12 +351,12 @@ class KindLoad:
                     continue
                 with ledger.lock:
                     holder = ledger.holders.get(queue_id)
-                    if other is not None and holder == other:
+                    if other not in (None, name) and holder == other:
                         ledger.fault(f"{name} got queue {queue_id}, which {holder} holds")
                     ledger.holders[queue_id] = name
                 self._step_on(remote, queue_id)
                 with ledger.lock:
-                    del ledger.holders[queue_id]
+                    ledger.holders.pop(queue_id, None)
                 _lock(remote, f"stepper-{name}", queue_id, RequestCode.UNLOCK_BATCH_MQ)
 
     def _step_on(self, remote: Remote, queue_id: int) -> None:

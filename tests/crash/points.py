@@ -623,14 +623,28 @@ def _(trap: Trap) -> None:
     after(KeyIndex, "remove_newer", trap)
 
 
-@point("recovery-walking", when="start", nth=60, is_dirty_start=True)
+@point("recovery-walking", when="start", nth=60, is_plain=True, is_dirty_start=True)
 def _(trap: Trap) -> None:
     from cometmq.store.dispatch import Dispatcher
 
     before(Dispatcher, "feed", trap)
 
 
-@point("recovery-index-put", when="start", nth=20, is_dirty_start=True)
+@point("recovery-walk-during", when="start", nth=6, is_compiled=True, is_dirty_start=True)
+def _(trap: Trap) -> None:
+    from cometmq.store.dispatch import Dispatcher
+
+    soon(Dispatcher, "walk", trap)
+
+
+@point("recovery-walk-after", when="start", nth=6, is_compiled=True, is_dirty_start=True)
+def _(trap: Trap) -> None:
+    from cometmq.store.dispatch import Dispatcher
+
+    after(Dispatcher, "walk", trap)
+
+
+@point("recovery-index-put", when="start", nth=20, is_plain=True, is_dirty_start=True)
 def _(trap: Trap) -> None:
     from cometmq.store.key_index import IndexFile
 

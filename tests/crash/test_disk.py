@@ -197,13 +197,18 @@ def _assert_refused(program: Victim) -> None:
         assert _pull(remote).code == ResponseCode.SUCCESS
 
 
+def _log_begin(journey: Journey) -> int:
+    """Where the log begins; 0 while there is none, or while its first file goes."""
+    return min((int(file.name) for file in journey.log_files), default=0)
+
+
 def test_the_oldest_messages_make_room_when_that_is_allowed(tmp_path: Path, disk: Path) -> None:
     conf = {"cleanResourceInterval": "100"}
     with Journey(tmp_path, "ASYNC_FLUSH", seed=8, conf=conf, store=disk / "store") as journey:
         program = journey.start_and_check()
         load = journey.load(program, kept_log_files=None)
         journey.history.aged_to = 2**62  # any file may go
-        wait_until(lambda: int(journey.log_files[0].name) > 1 * MIB, 60, "files that made room")
+        wait_until(lambda: _log_begin(journey) > 1 * MIB, 60, "files that made room")
         acked = journey.history.acked_count
         wait_until(lambda: journey.history.acked_count > acked + 200, 60, "sends meanwhile")
         load.stop()

@@ -32,6 +32,10 @@ GENERAL = 3  # kind points for each general point and each random moment
 Plan = tuple[str, int, dict[str, str], list[Point | None]]
 
 
+def _may_be_reached(point: Point) -> bool:
+    return has_compiled_path() or not point.is_compiled
+
+
 def plans() -> list[Plan]:
     """(flush mode, seed, settings, kills) of each journey; None is a random moment."""
     if not IS_LONG:
@@ -44,13 +48,14 @@ def plans() -> list[Plan]:
         general = [
             point
             for name, point in POINTS.items()
-            if "retention" not in name and (has_compiled_path() or not point.is_compiled)
+            if "retention" not in name and _may_be_reached(point)
             if point.when != "load" or point.nth <= 8  # reached by less load, too
         ]
         kills: list[Point | None] = []
         count = KILLS // 3
         while len(kills) < count:
-            every = rng.sample(list(KIND_POINTS.values()), len(KIND_POINTS))
+            known = [one for one in KIND_POINTS.values() if _may_be_reached(one)]
+            every = rng.sample(known, len(known))
             for at in range(0, len(every), GENERAL):
                 kills += [*every[at : at + GENERAL], rng.choice(general), None]
         del kills[count:]

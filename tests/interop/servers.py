@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 180  # some ten when the machine has nothing else to do
+PORT_TRIES = 3
 # Apache 5 alone waits about 15 s for its own threads; CometMQ promises 5 s.
 APACHE_STOP_TIMEOUT_S = 60
 COMET_STOP_TIMEOUT_S = 5
@@ -148,6 +149,12 @@ def start(name: str, toolchain: Toolchain, settings: Settings) -> Server:
     settings.folder.mkdir(parents=True, exist_ok=True)
     if name == "comet":
         return CometServer(name, settings)
+    for _ in range(PORT_TRIES - 1):
+        try:
+            return ApacheServer(name, toolchain, settings)
+        except ProcessError as error:
+            if settings.port or "Address already in use" not in str(error):
+                raise  # else somebody else was faster with one of the ports that were free
     return ApacheServer(name, toolchain, settings)
 
 

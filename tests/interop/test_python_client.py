@@ -394,7 +394,11 @@ def test_transactions(cluster: Cluster) -> None:
         seen.wait_count(3, 90)
         asked.wait(lambda messages: {one.body for one in messages} >= {b"asked-rollback"}, 90)
         time.sleep(1)
-    assert sorted(seen.bodies) == [b"asked-commit", b"by function", b"committed"]
+    committed = [b"asked-commit", b"by function", b"committed"]
+    if cluster.kind == "comet":
+        assert sorted(seen.bodies) == committed
+    else:  # which delivers twice if it asks while the answer to its last question is on the way
+        assert sorted(set(seen.bodies)) == committed
     assert {one.topic for one in asked.messages} == {topic}
 
 

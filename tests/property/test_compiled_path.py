@@ -402,6 +402,30 @@ def test_timed_messages_enter_the_wheel_though_too_many_came_to_be_remembered() 
     twins.compare()
 
 
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_queue_that_was_taken_from_a_topic_is_not_delivered_to(kind: str) -> None:
+    twins = Twins(**SMALL | {"queue_file_bytes": 20 * 400, "index_entries": 4000})
+    conn = twins.open()
+    shape = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0"}
+    shape |= {"topic": "orders", "perm": "6", "order": "false"}
+    before = 0
+    for queues in (4, 1):
+        for _ in range(3):
+            twins.play(conn, _ordinary_sends(1, 3, kind))
+        shape |= {"readQueueNums": str(queues), "writeQueueNums": str(queues)}
+        twins.play(conn, encode_frame(Frame(17, 77, ext=dict(shape))))
+        for _ in range(12):
+            twins.now_ms += 700
+            twins.both("tick", twins.now_ms)
+            while twins.plain.flushes:
+                twins.both("flush", twins.now_ms)
+        twins.compare()
+        store = twins.compiled.broker.store
+        assert store.max_offset("orders", 1) == 9
+        assert store.max_offset("orders", 0) == before
+        before = 9
+
+
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_transactions_are_ended_by_the_compiled_path(
     flush: str, monkeypatch: pytest.MonkeyPatch

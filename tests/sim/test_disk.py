@@ -48,6 +48,23 @@ def test_a_new_file_may_vanish_until_it_is_synced() -> None:
     assert found == {None, b"", bytes(512)}
 
 
+def test_a_folder_is_lost_with_the_one_that_it_stands_in() -> None:
+    """Seed 846904164: the second queue of a topic was synced before the topic's own folder."""
+    lost = set()
+    for seed in range(30):
+        files = _files(seed)
+        files.map("queues/A/0/f", 512)
+        second = files.map("queues/A/1/f", 512)
+        second.sync()
+        assert not files.is_durable("queues/A/1/f", 0, 512)
+        files.lose_power(keep_percent=50)
+        is_there = files.folders("queues") == ["A"]
+        assert (files.read("queues/A/1/f") is not None) == is_there
+        assert is_there or files.folders("queues/A") == []
+        lost.add(not is_there)
+    assert lost == {True, False}
+
+
 def test_replace_is_all_or_nothing_and_keeps_the_former_content() -> None:
     for steps in range(6):
         for seed in range(10):

@@ -154,6 +154,18 @@ class Hot:
         window_ms: int,
         runs: list[tuple[bytes, int]],
     ) -> tuple[int, int, int]: ...
+    def check_timers(
+        self,
+        units: memoryview,
+        begin: int,
+        at: int,
+        end: int,
+        wheel: memoryview,
+        slots: int,
+        precision_ms: int,
+        read_ms: int,
+        log_end: int,
+    ) -> int: ...
     def timer_chain(
         self, units: memoryview, begin: int, end: int, at: int, most: int, positions: array[int]
     ) -> int: ...
@@ -173,6 +185,19 @@ class Hot:
     @property
     def is_full(self) -> bool: ...
     def take_sums(self) -> tuple[int, int, int, int, int, int]: ...
+    def walk_queue(self, ends: QueueEnds, is_schedule: bool) -> None: ...
+    def walk_over(self) -> None: ...
+    def walk(
+        self,
+        buffer: memoryview,
+        begin: int,
+        position: int,
+        checks_crc: bool,
+        delays_ms: tuple[int, ...],
+    ) -> int: ...
+    def pass_over(
+        self, buffer: memoryview, begin: int, position: int, end: int, text: bytes
+    ) -> int: ...
     @property
     def pending_at(self) -> int: ...
     def drop_pending(self, position: int) -> None: ...

@@ -5,11 +5,12 @@
     feed      frames in -> records in the log's memory, replies in a buffer; stops before the first
               frame that is not ordinary
     deliver   records that waited (delay levels, timers) -> copies in their real topics
-    dispatch  records of both -> units in queue memory, entries in the key index
+    walk      records of a log that is being recovered
+    dispatch  records of all three -> units in queue memory, entries in the key index
 
-It is written in four parts, of which this is the last: positions.pxi (what is shared with the store,
-and what was taught), records.pxi (the log and dispatch), waited.pxi (kinds of messages that wait) and
-here what comes from the network and goes to it.
+It is written in five parts, of which this is the last: positions.pxi (what is shared with the store,
+and what was taught), records.pxi (the log and dispatch), recovered.pxi (a log after a crash),
+waited.pxi (kinds of messages that wait) and here what comes from the network and goes to it.
 
 Owns: nothing that lasts. Policy (which topics, which pulls, which limits) is worked out by the
 broker, taught here and forgotten when it changes; positions live in the small objects that the
@@ -23,7 +24,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyBy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
 from cometmq._fast.headers cimport (
@@ -141,6 +142,7 @@ cdef enum:
     BATCH_HEAD_BYTES = 20
 
     PENDING = 65536  # records between append and dispatch; a power of two
+    MOST_WALKED = 32768  # records of one walk, which is dispatched before the next
     PENDING_KEYS = 262144  # their key hashes; a power of two
     MOST_KEYS = 64  # of one message; more is not ordinary
     MOST_PIECES = 4096  # messages of one batch
@@ -186,6 +188,7 @@ PULL_SIZES[:] = [13, 5, 7, 11, 10, 7, 12, 20, 10, 12, 14, 11]
 
 include "positions.pxi"
 include "records.pxi"
+include "recovered.pxi"
 include "waited.pxi"
 
 
@@ -588,7 +591,7 @@ cdef class Hot(_Waited):
         `may_keep`: it may be of a kind that is kept elsewhere first."""
         cdef uint8_t* text = cooked.text
         cdef int32_t size = cooked.size
-        cdef int32_t at, stop, name_size, value_size
+        cdef int32_t name_size, value_size
         cdef Property found
         cdef Bytes next = text
         cdef Bytes name, value
@@ -674,22 +677,7 @@ cdef class Hot(_Waited):
                 return False
         cooked.keys[0] = index_hash(java_hash(home.key_hash, cooked.unique, cooked.unique_size))
         cooked.key_count = 1
-        at = 0
-        while at < words_size:
-            if words[at] == c" ":
-                at += 1
-                continue
-            stop = at
-            while stop < words_size and words[stop] != c" ":
-                stop += 1
-            if cooked.key_count >= MOST_KEYS:
-                return False
-            cooked.keys[cooked.key_count] = index_hash(
-                java_hash(home.key_hash, words + at, stop - at)
-            )
-            cooked.key_count += 1
-            at = stop
-        return True
+        return add_words(cooked, home.key_hash, words, words_size)
 
     cdef bint send_one(
         self,

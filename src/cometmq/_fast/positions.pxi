@@ -315,6 +315,7 @@ cdef class _Topic:
     cdef uint32_t key_hash  # the same of `topic#`
     cdef bint is_open  # to clients
     cdef bint is_target  # of messages that were kept elsewhere
+    cdef bint is_schedule  # its units tell when they are due
     cdef bint may_keep  # its messages may be of a kind that is kept elsewhere first
     cdef bytes name
     cdef Traffic traffic

@@ -31,6 +31,24 @@ cdef struct Cooked:
     int32_t real_topic_at  # of one that is kept: where its real topic stands in the text
 
 
+cdef inline bint add_words(Cooked* cooked, uint32_t seed, Bytes words, int32_t size) noexcept nogil:
+    """The hashes of all words between blanks; False if they are too many. `seed`: the topic's."""
+    cdef int32_t at = 0, stop
+    while at < size:
+        if words[at] == c" ":
+            at += 1
+            continue
+        stop = at
+        while stop < size and words[stop] != c" ":
+            stop += 1
+        if cooked.key_count >= MOST_KEYS:
+            return False
+        cooked.keys[cooked.key_count] = index_hash(java_hash(seed, words + at, stop - at))
+        cooked.key_count += 1
+        at = stop
+    return True
+
+
 cdef class _Records:
     """The log, queues and key index of a store, as far as compiled code knows them."""
 
@@ -199,17 +217,23 @@ cdef class _Records:
         memcpy(p + 2, cooked.text, cooked.size)
         self.appended(counted, queue, cooked, size)
 
-    cdef inline void appended(
-        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    cdef inline void await_dispatch(
+        self,
+        Queue* queue,
+        Cooked* cooked,
+        int64_t log_offset,
+        int64_t queue_offset,
+        int64_t store_ms,
+        int64_t size,
     ) noexcept:
-        """A record was written: it takes its number, and waits for dispatch."""
+        """One more record waits for dispatch; there is room for it."""
         cdef Pending* pending = &self.pending[self.pending_tail & (PENDING - 1)]
         cdef int i
         soon(queue.tail)  # dispatch needs it
-        pending.log_offset = self.write_at
-        pending.queue_offset = queue.next_offset
+        pending.log_offset = log_offset
+        pending.queue_offset = queue_offset
         pending.tags_code = cooked.tags_code
-        pending.store_ms = self.store_ms
+        pending.store_ms = store_ms
         pending.queue = queue
         pending.size = <int32_t>size
         pending.first_key = self.keys_tail
@@ -218,6 +242,12 @@ cdef class _Records:
             self.pending_keys[(self.keys_tail + i) & (PENDING_KEYS - 1)] = cooked.keys[i]
         self.keys_tail += cooked.key_count
         self.pending_tail += 1
+
+    cdef inline void appended(
+        self, _Topic counted, Queue* queue, Cooked* cooked, int64_t size
+    ) noexcept:
+        """A record was written: it takes its number, and waits for dispatch."""
+        self.await_dispatch(queue, cooked, self.write_at, queue.next_offset, self.store_ms, size)
         queue.next_offset += 1
         self.write_at += size
         self.appended_count += 1
@@ -288,6 +318,7 @@ cdef class _Records:
         cdef Queue* queue
         cdef int64_t at
         cdef uint8_t* unit
+        cdef bint has_unit, has_keys
         cdef int fetched = 0
         self.dispatched = 0
         self.is_indexing = False
@@ -306,7 +337,9 @@ cdef class _Records:
                     break
                 queue = pending.queue
                 at = pending.queue_offset * UNIT_BYTES
-                if (
+                # Of a walk, queue or index may have a record already.
+                has_unit = position + pending.size <= queue.log_end
+                if not has_unit and (
                     pending.queue_offset != queue.max_offset
                     or pending.log_offset < queue.log_end
                     or queue.tail == NULL
@@ -314,32 +347,36 @@ cdef class _Records:
                     or not queue.tail.start <= at < queue.tail.end
                 ):
                     break
-                if self.is_indexed and (
+                has_keys = pending.key_count == 0 or not self.is_indexed or (
+                    entries != NULL and pending.log_offset < index.end_offset
+                )
+                if not has_keys and (
                     entries == NULL
                     or index.count + pending.key_count > self.index_entries
-                    or pending.log_offset <= index.end_offset
+                    or pending.log_offset == index.end_offset
                 ):
                     break
-                if not queue.is_marked:
-                    queue.is_marked = True
-                    (<QueueEnds>queue.ends)._mark()
-                unit = queue.tail.at + (at - queue.tail.start)
-                put64(unit, pending.log_offset)
-                put32(unit + 8, pending.size)
-                put64(unit + 12, pending.tags_code)
-                queue.tail.used = 1
-                queue.max_offset = pending.queue_offset + 1
-                queue.log_end = pending.log_offset + pending.size
-                if queue.is_watched:
-                    arrivals.append(
-                        (
-                            <QueueEnds>queue.ends,
-                            pending.queue_offset,
-                            pending.tags_code,
-                            pending.log_offset,
+                if not has_unit:
+                    if not queue.is_marked:
+                        queue.is_marked = True
+                        (<QueueEnds>queue.ends)._mark()
+                    unit = queue.tail.at + (at - queue.tail.start)
+                    put64(unit, pending.log_offset)
+                    put32(unit + 8, pending.size)
+                    put64(unit + 12, pending.tags_code)
+                    queue.tail.used = 1
+                    queue.max_offset = pending.queue_offset + 1
+                    queue.log_end = pending.log_offset + pending.size
+                    if queue.is_watched:
+                        arrivals.append(
+                            (
+                                <QueueEnds>queue.ends,
+                                pending.queue_offset,
+                                pending.tags_code,
+                                pending.log_offset,
+                            )
                         )
-                    )
-                if self.is_indexed:
+                if not has_keys:
                     self.enter_keys(index, entries, pending)
                 self.dispatched_ms = pending.store_ms
                 self.dispatched += 1

@@ -81,7 +81,7 @@ cdef inline bint is_text(Text* field, Stored* stored) noexcept nogil:
     )
 
 
-cdef class _Waited(_Records):
+cdef class _Waited(_Recovered):
     """Messages of the kinds that are kept elsewhere first."""
 
     cdef _Topic schedule, timers, halves, ops
@@ -405,7 +405,6 @@ cdef class _Waited(_Records):
         cdef void* known
         cdef int64_t size, at
         cdef uint8_t* p
-        cdef int32_t word = 0, stop
         if stored.is_brief or stored.real_queue < 0:
             return False
         if topic is None or not is_same(stored.real_topic, stored.real_topic_size, topic.name):
@@ -427,20 +426,8 @@ cdef class _Waited(_Records):
         cooked.tags_code = stored.tags_code
         cooked.keys[0] = index_hash(java_hash(topic.key_hash, stored.unique, stored.unique_size))
         cooked.key_count = 1
-        while word < stored.words_size:
-            if stored.words[word] == c" ":
-                word += 1
-                continue
-            stop = word
-            while stop < stored.words_size and stored.words[stop] != c" ":
-                stop += 1
-            if cooked.key_count >= MOST_KEYS:
-                return False
-            cooked.keys[cooked.key_count] = index_hash(
-                java_hash(topic.key_hash, stored.words + word, stop - word)
-            )
-            cooked.key_count += 1
-            word = stop
+        if not add_words(&cooked, topic.key_hash, stored.words, stored.words_size):
+            return False
         at = stored.body_at + <int64_t>stored.body_size
         size = at + 3 + PyBytes_GET_SIZE(topic.name) + stored.text_size + more_size
         if (
@@ -618,6 +605,56 @@ cdef class _Waited(_Records):
             PyBuffer_Release(&wheel_view)
             PyBuffer_Release(&units_view)
         return count, last_ms, upto
+
+    def check_timers(
+        self,
+        object units,
+        int64_t begin,
+        int64_t at,
+        int64_t end,
+        object wheel,
+        int64_t slots,
+        int64_t precision_ms,
+        int64_t read_ms,
+        int64_t log_end,
+    ):
+        """Units of one file of the timer log, which begins at `begin`, from `at` to `end`: as long
+        as they are whole, as broker/timer_check.py judges, and slots from `read_ms` on know them;
+        returns where the first stands of which that is not so. `log_end`: where the log ends."""
+        cdef Py_buffer view, wheel_view
+        cdef Bytes p, slot
+        cdef int64_t log_offset, slot_ms, number
+        cdef int32_t size
+        PyObject_GetBuffer(units, &view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(wheel, &wheel_view, PyBUF_SIMPLE)
+        try:
+            if end > begin + view.len:
+                end = begin + view.len
+            if at < begin or wheel_view.len != slots * TIMER_SLOT_BYTES:
+                return at
+            while at + TIMER_UNIT_BYTES <= end:
+                p = <Bytes>view.buf + (at - begin)
+                if get32(p) != TIMER_UNIT_BYTES or get32(p + 12) > 0xF or get64(p + 44) != 0:
+                    break
+                log_offset = <int64_t>get64(p + 28)
+                size = <int32_t>get32(p + 36)
+                if log_offset < 0 or size <= 0 or log_offset > log_end - size:
+                    break
+                if <int64_t>get64(p + 4) >= at:
+                    break
+                slot_ms = <int64_t>get64(p + 16) + <int32_t>get32(p + 24)
+                if slot_ms >= read_ms:
+                    if slot_ms < 0:
+                        break
+                    number = slot_ms // precision_ms
+                    slot = <Bytes>wheel_view.buf + number % slots * TIMER_SLOT_BYTES
+                    if <int64_t>get64(slot) != number or <int64_t>get64(slot + 16) < at:
+                        break
+                at += TIMER_UNIT_BYTES
+        finally:
+            PyBuffer_Release(&view)
+            PyBuffer_Release(&wheel_view)
+        return at
 
     def timer_chain(
         self, object units, int64_t begin, int64_t end, int64_t at, int most, object positions

@@ -637,8 +637,7 @@ class Broker:
         """Store a message of our own making, `is_due` or still to be delayed as it says itself;
         StoreError if that can't be now. It becomes visible when the turn settles."""
         topic = message.topic
-        if not is_due and not self.delay.redirect(message):
-            self.timers.redirect(self.config, message, now_ms)
+        self._redirect(message, now_ms, is_due=is_due)
         ttl.stamp(message, now_ms)
         stored = self.store.append(message, now_ms)
         self.stats.put(topic, 1, stored.size)
@@ -653,14 +652,25 @@ class Broker:
         """As `put`, with a second message right behind it, both or none; `end_offset` is where both
         end."""
         topic = message.topic
-        if not is_due and not self.delay.redirect(message):
-            self.timers.redirect(self.config, message, now_ms)
+        self._redirect(message, now_ms, is_due=is_due)
         ttl.stamp(message, now_ms)
         one, two = self.store.append_batch([message, second], now_ms)
         self.stats.put(topic, 1, one.size)
         self.stats.put(second.topic, 1, two.size)
         self.is_plan_old = True
         return Appended(one.log_offset, one.queue_offset, one.size, two.end_offset, one.store_ms)
+
+    def _redirect(self, message: NewMessage, now_ms: int, *, is_due: bool) -> None:
+        """To where it has to wait; or, if it has not, to a queue that its topic still has: it may
+        have been given fewer while the message waited, and nobody would find it in the others."""
+        if not is_due:
+            if self.delay.redirect(message) or self.timers.redirect(self.config, message, now_ms):
+                return
+        topic = self.topics.get(message.topic)
+        if topic is not None and topic.topicName not in self.own_topics:
+            counts = topic.readQueueNums, topic.writeQueueNums
+            if message.queue_id >= max(counts) > 0:
+                message.queue_id %= min(counts) or max(counts)
 
     def any_retry_queue(self, count: int) -> int:
         """A queue of a retry topic, in turn."""

@@ -55,6 +55,8 @@ GROUP = "CID_RMQ_SYS_TRANS"
 MOST_AT_ONCE = 200  # records looked at in one tick; the rest waits, so that requests get in
 MOST_BYTES_AT_ONCE = 512 * 1024  # of check-backs in one tick
 PAUSE_MS = 50  # between ticks that asked producers: 4000 check-backs a second, 10 MB
+OPS_PAUSE_MS = 5  # between ticks that only passed ends: 100,000 of them a second
+MOST_OPS_AT_ONCE = 500
 RETRY_MS = 1_000  # after the store refused
 _READ_WRITE = int(Perm.READ | Perm.WRITE)
 _COMMIT = int(SysFlag.COMMIT)
@@ -253,11 +255,13 @@ class Half:
             if now_ms >= self._next_ms and (self._pass_ms is not None or self._has_work(store)):
                 if self._pass_ms is None:
                     self._pass_ms = now_ms
-                if self._walk(broker, now_ms, out) and self._walk_ops(store, now_ms):
+                if not self._walk(broker, now_ms, out):
+                    self._next_ms = now_ms + PAUSE_MS
+                elif not self._walk_ops(store, now_ms):
+                    self._next_ms = now_ms + OPS_PAUSE_MS
+                else:
                     self._pass_ms = None
                     self._next_ms = now_ms + broker.config.transaction_check_interval_ms
-                else:
-                    self._next_ms = now_ms + PAUSE_MS
         except StoreError as error:
             if not self._is_waiting:
                 log.warning("check-back waits half=%d: %s", self.offset, error)
@@ -406,11 +410,12 @@ class Half:
 
     def _walk_ops(self, store: Store, now_ms: int) -> bool:
         """Leave behind the op records that name no half from the saved offset on; False if some
-        are left for the next tick."""
+        are left for the next tick. As fast as transactions can end: a start reads all that are
+        left."""
         self._save(store, now_ms)
         end = store.max_offset(names.OP_TOPIC, 0)
         at = max(self._op_offset, store.min_offset(names.OP_TOPIC, 0))
-        last = min(end, at + MOST_AT_ONCE)
+        last = min(end, at + MOST_OPS_AT_ONCE)
         while at < last:
             stored = _read(store, names.OP_TOPIC, at)
             if stored is not None and any(o >= self._saved_offset for o in op_offsets(stored)):

@@ -160,9 +160,7 @@ class Sequences:
         return upto, forgotten
 
     def _read(self, store: Store, begin: int, forgotten: dict[str, int]) -> None:
-        for found in store.records(begin):
-            if MARK not in found.properties:
-                continue
+        for found in store.records(begin, having=MARK):
             place, run = addressed(found), _parse(properties.get(found.properties, NAME) or "")
             if place is None or run is None or found.log_offset < forgotten.get(place[0], 0):
                 continue

@@ -164,9 +164,25 @@ def _recover_log(
                 wheel.add(slot_ms, position, -1 if unit.magic & DELETE_BIT else 1)
         return True
 
+    def pass_over(units: memoryview, begin: int, at: int) -> int:
+        """Durable units that their slots know, by compiled code."""
+        assert hot is not None
+        return hot.check_timers(
+            units,
+            begin,
+            at,
+            min(check.log_end, begin + timer_log.unit_bytes),
+            wheel.buffer,
+            wheel.slots,
+            wheel.precision_ms,
+            found.read_ms,
+            log_end,
+        )
+
+    hot = store.hot
     # A file more than was durable: RocketMQ's wheel may have missed slots that its log has.
     begin = 0 if wheel.is_blank else max(check.log_end - timer_log.file_bytes, 0)
-    cut = timer_log.recover(begin, check.log_end, is_good)
+    cut = timer_log.recover(begin, check.log_end, is_good, None if hot is None else pass_over)
     wheel.is_dirty = True  # it too may be in the system's memory only
     if cut:
         log.warning("timer log cut at=%d units=%d", timer_log.end, cut)

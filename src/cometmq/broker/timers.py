@@ -514,10 +514,12 @@ class Timers:
         self.prove(broker.store.flushed_offset, now_ms)
 
     def _next_check(self, now_ms: int) -> TimerCheck:
-        """What is true now, and is to be written once it is durable."""
+        """What is true now, and is to be written once it is durable. As long as messages are read
+        again that entered before the last start, their units must count as new: by them the next
+        start would know what it need not enter once more."""
         return TimerCheck(
             self.read_ms,
-            self._log.end,
+            self._check.log_end if self._logged else self._log.end,
             self.queue_offset,
             self.queue_offset,
             self._check.version.next(now_ms),

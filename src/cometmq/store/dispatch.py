@@ -127,6 +127,32 @@ class Dispatcher:
             arrivals.append(Arrival(ends.topic, ends.queue_id, *where))
         return position
 
+    def walk(self, position: int, now_ms: int, *, verify_crc: bool) -> int:
+        """For recovery: let compiled code dispatch the records from here on, as long as they are
+        whole and ordinary, and not too many; returns where the first stands that it left."""
+        segment = self._log.segments.find(position)
+        if self._hot is None or segment is None:
+            return position
+        upto = self._hot.walk(segment.buffer, segment.start, position, verify_crc, self._delays_ms)
+        if upto > position:
+            self.position = position
+            self.run(upto, now_ms)
+            position = self.position
+            self._hot.drop_pending(upto)  # none, unless the disk is full
+        return position
+
+    def feed_walked(self, found: Scan, now_ms: int) -> None:
+        """For recovery: as `feed`; `walk` may take the next record of its queue."""
+        self.feed(found, now_ms)
+        queue = self._queues.get(found.topic, found.queue_id)
+        if queue is not None and self._hot is not None:
+            self._hot.walk_queue(cast("HotEnds", queue.ends), found.topic == SCHEDULE_TOPIC)
+
+    def walked(self) -> None:
+        """Recovery is over."""
+        if self._hot is not None:
+            self._hot.walk_over()
+
     def _report_stuck(self, position: int, reason: str) -> None:
         if self._stuck_at != position:
             self._stuck_at = position

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from cometmq.errors import StoreCorrupt
 from cometmq.message import StoredMessage
@@ -23,6 +24,9 @@ from cometmq.store.queues import Queues
 from cometmq.store.results import Fetched, FetchStatus, FoundByKey, StoreStats
 from cometmq.wire.codes import SysFlag
 from cometmq.wire.record import Blank, Scan, properties_of
+
+if TYPE_CHECKING:
+    from cometmq._fast.hot import Hot
 
 log = logging.getLogger("cometmq.store")
 
@@ -223,12 +227,18 @@ class Reading:
         found = self._log.scan(log_offset, verify_crc=False)
         return found if type(found) is Scan else None
 
-    def records(self, begin: int) -> Iterator[Scan]:
-        end = self._log.committed_at
+    def records(self, begin: int, having: str, hot: Hot | None) -> Iterator[Scan]:
+        end, wanted = self._log.committed_at, having.encode("utf-8")
         while begin < end:
+            segment = self._log.segments.find(begin)
+            if hot is not None and having and segment is not None:
+                begin = hot.pass_over(segment.buffer, segment.start, begin, end, wanted)
+                if begin >= end:
+                    return
             found = self._log.scan(begin, verify_crc=False)
             if type(found) is Scan:
-                yield found
+                if having in found.properties:
+                    yield found
             elif type(found) is not Blank:
                 raise StoreCorrupt(f"no record begins at {begin} in the log, which ends at {end}")
             begin += found.size

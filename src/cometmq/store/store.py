@@ -555,9 +555,10 @@ class Store:
         """What a walk sees of the record that starts exactly there; its body is not checked."""
         return self._reading.scan_at(log_offset)
 
-    def records(self, begin: int) -> Iterator[Scan]:
-        """All records from a log offset on, in their order; StoreCorrupt where none begins."""
-        return self._reading.records(begin)
+    def records(self, begin: int, having: str = "") -> Iterator[Scan]:
+        """All records from a log offset on, in their order; StoreCorrupt where none begins. Only
+        those with a text in their properties, if that is named."""
+        return self._reading.records(begin, having, self.hot)
 
     def properties_at(self, log_offset: int) -> str | None:
         """A record's property string, only if exactly a record starts there; its body is not

@@ -73,6 +73,11 @@ class TimerLog:
         return not self._segments.items
 
     @property
+    def unit_bytes(self) -> int:
+        """What the units of a file take."""
+        return self._most
+
+    @property
     def start(self) -> int:
         return self._segments.start
 
@@ -165,12 +170,21 @@ class TimerLog:
 
     # ------------------------------------------------------------------------------------ recovery
 
-    def recover(self, begin: int, durable: int, is_good: Callable[[int, Unit], bool]) -> int:
+    def recover(
+        self,
+        begin: int,
+        durable: int,
+        is_good: Callable[[int, Unit], bool],
+        pass_over: Callable[[memoryview, int, int], int] | None = None,
+    ) -> int:
         """Find the end, walking from the file of `begin` on: units are believed as long as they
         are whole and `is_good` says so. The rest is cut, durably. Units from `durable` on may be in
         the system's memory only, left by a process that was killed: they count as added anew.
-        Returns how many were cut off, as far as they can be told."""
-        end = self._find_end(min(begin, max(self._segments.end - 1, 0)), is_good)
+        Returns how many were cut off, as far as they can be told.
+
+        `pass_over` is given a file, where it begins and a unit, and tells the next one that has to
+        be looked at: those before are known to be good."""
+        end = self._find_end(min(begin, max(self._segments.end - 1, 0)), is_good, pass_over)
         cut = 0
         segment = self._segments.find(end)
         if segment is not None:
@@ -186,26 +200,32 @@ class TimerLog:
         self._dirty |= dict.fromkeys(self._from(durable))
         return cut
 
-    def _find_end(self, begin: int, is_good: Callable[[int, Unit], bool]) -> int:
+    def _find_end(
+        self,
+        begin: int,
+        is_good: Callable[[int, Unit], bool],
+        pass_over: Callable[[memoryview, int, int], int] | None,
+    ) -> int:
         position = self._segments.start
         for segment in self._from(begin):
-            position = segment.start
-            whole = segment.buffer[: self._most]
-            try:
-                for fields in _UNIT.iter_unpack(whole):
-                    if fields[2] == BLANK_MAGIC:
-                        break
-                    if fields[0] != UNIT_BYTES or not is_magic(fields[2]) or fields[8]:
-                        return position
-                    if not is_good(position, Unit(*fields[1:8])):
-                        return position
-                    position += UNIT_BYTES
-                else:
-                    _, _, magic = _BLANK.unpack_from(segment.buffer, self._most)
-                    if magic != BLANK_MAGIC:
-                        return position  # full, and not closed yet
-            finally:
-                whole.release()
+            position, buffer, most = segment.start, segment.buffer, segment.start + self._most
+            while True:
+                if pass_over is not None:
+                    position = pass_over(buffer, segment.start, position)
+                if position >= most:
+                    break
+                fields = _UNIT.unpack_from(buffer, position - segment.start)
+                if fields[2] == BLANK_MAGIC:
+                    break
+                if fields[0] != UNIT_BYTES or not is_magic(fields[2]) or fields[8]:
+                    return position
+                if not is_good(position, Unit(*fields[1:8])):
+                    return position
+                position += UNIT_BYTES
+            if position >= most:
+                _, _, magic = _BLANK.unpack_from(buffer, self._most)
+                if magic != BLANK_MAGIC:
+                    return position  # full, and not closed yet
             position = segment.end
         return position
 

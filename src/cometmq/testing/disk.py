@@ -150,6 +150,10 @@ class SimulatedFiles:
         for change in self._journal[:kept]:
             self._commit(change)
         self._journal = []
+        # A folder may be on disk before its own entry in the one above: then nobody finds it.
+        self._durable_folders = {
+            folder: None for folder in self._durable_folders if self._is_found(folder)
+        }
         names = {
             name: inode
             for name, inode in self._durable_names.items()
@@ -191,9 +195,17 @@ class SimulatedFiles:
         return (
             inode is not None
             and self._durable_names.get(name) is inode
-            and _folder_of(name) in self._durable_folders
+            and self._is_found(_folder_of(name))
             and inode.durable[at : at + size] == inode.seen[at : at + size]
         )
+
+    def _is_found(self, folder: str) -> bool:
+        """Whether a folder, and all that it stands in, are on disk."""
+        while folder in self._durable_folders:
+            if not folder:
+                return True
+            folder = _folder_of(folder)
+        return False
 
     def _forget_process(self) -> None:
         self._failed.clear()

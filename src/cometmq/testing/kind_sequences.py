@@ -19,6 +19,7 @@ from cometmq.testing.client import Answer, Client, RouteCache, Target
 from cometmq.testing.kinds_base import (
     ATTEMPT,
     IDLE_MS,
+    QUEUES,
     Attempt,
     KindPlan,
     KindProducer,
@@ -125,7 +126,7 @@ class SequenceProducer(KindProducer):
             producerGroup=self.group,
             topic=TOPIC,
             defaultTopic=self.template,
-            defaultTopicQueueNums=4,
+            defaultTopicQueueNums=QUEUES,
             queueId=lane.target.queue_id,
             sysFlag=0,
             bornTimestamp=client.now_ms,

@@ -35,7 +35,7 @@ from cometmq.testing import (
 )
 from cometmq.testing.client import Role, RouteCache
 from cometmq.testing.history import Found, History, Sent
-from cometmq.testing.kinds_base import KindPlan, KindProducer, Ledger, View
+from cometmq.testing.kinds_base import QUEUES, KindPlan, KindProducer, Ledger, View
 from cometmq.testing.traffic import Consumer, ConsumerPlan
 
 Unmet = Callable[[View], list[str]]
@@ -288,7 +288,7 @@ def consumer_plans(seed: int, names: tuple[str, ...]) -> list[ConsumerPlan]:
 
 def queue_counts(names: tuple[str, ...]) -> dict[str, int]:
     """The topics that an operator makes."""
-    return {KINDS[name].topic: 2 for name in names}
+    return {KINDS[name].topic: QUEUES for name in names}
 
 
 def attributes(names: tuple[str, ...]) -> dict[str, str]:

@@ -213,6 +213,11 @@ def check_promises(view: View, kind: str, have: dict[tuple[Any, ...], int]) -> N
 # ------------------------------------------------------------------------------------- the traffic
 
 
+QUEUES = 2
+"""Of a kind's topic, whether an operator makes it or a send: who takes queues away from a topic
+takes the messages in them away from everybody."""
+
+
 class KindPlan(msgspec.Struct, frozen=True):
     """How the producers of a kind behave."""
 
@@ -322,7 +327,7 @@ class KindProducer:
             producerGroup=self.group,
             topic=self.plan.topic,
             defaultTopic=self.template,
-            defaultTopicQueueNums=4,
+            defaultTopicQueueNums=QUEUES,
             queueId=target.queue_id,
             sysFlag=letter.sys_flag,
             bornTimestamp=client.now_ms,

@@ -103,6 +103,7 @@ def draw(
             no_wait_percent=rng.choice((0, 0, 20)),
             final_count=8,
             firm_brokers=firm,
+            queue_counts=topics,
         )
         for _ in range(rng.randrange(1, 4))
     )

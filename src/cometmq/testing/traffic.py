@@ -45,6 +45,9 @@ class ProducerPlan(msgspec.Struct, frozen=True):
     no_wait_percent: int
     final_count: int
     firm_brokers: tuple[str, ...]
+    queue_counts: dict[str, int] = {}
+    """Of topics that a send may make: the same as the operator's, who else would take queues away
+    with what is in them."""
 
 
 class _Parcel(msgspec.Struct):
@@ -129,7 +132,7 @@ class Producer:
             producerGroup=f"group-{self._name}",
             topic=first.topic,
             defaultTopic="TBW102",
-            defaultTopicQueueNums=4,
+            defaultTopicQueueNums=self._plan.queue_counts.get(first.topic, 4),
             queueId=target.queue_id,
             sysFlag=0,
             bornTimestamp=client.now_ms,

@@ -101,6 +101,29 @@ def test_a_level_beyond_the_last_is_the_last(benches: Benches) -> None:
     assert seen(bench) == [b"x"]
 
 
+def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_delivered_to(bench: Bench) -> None:
+    """Seed 735939341: a topic was given fewer queues, and nobody would have found the message."""
+    bench.create_topic(queues=4)
+    later(bench, b"x", 1, queue=3)
+    later(bench, b"y", 1, queue=1)
+    bench.create_topic(queues=2)
+    bench.advance(1_000)
+    assert seen(bench, queue=1) == [b"x", b"y"]
+    assert bench.store.max_offset("T", 3) == 0
+
+
+def test_a_queue_that_is_only_written_or_only_read_is_still_one_of_the_topic(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    for body in (b"x", b"y"):
+        later(bench, body, 1, queue=3)
+        bench.create_topic(
+            queues=4, **{b"x": {"writeQueueNums": 2}, b"y": {"readQueueNums": 2}}[body]
+        )
+        bench.advance(1_000)
+        bench.create_topic(queues=4)
+    assert seen(bench, queue=3) == [b"x", b"y"]
+
+
 def test_the_answer_names_the_queue_that_was_asked_for(bench: Bench) -> None:
     bench.create_topic()
     answer = bench.sent(queue=3, props={"DELAY": "1"})

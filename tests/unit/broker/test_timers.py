@@ -159,6 +159,23 @@ def test_a_message_that_is_timed_no_more_is_not_timed_again(bench: Bench) -> Non
     assert delivered(bench) == [b"hello"]
 
 
+def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_delivered_to(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    bench.sent(queue=3, props=after(2_000))
+    bench.create_topic(queues=2)
+    bench.advance(5_000)
+    assert delivered(bench, queue=1) == [b"hello"]
+    assert delivered(bench, queue=3) == []
+
+
+def test_a_topic_deleted_meanwhile_keeps_what_was_meant_for_it(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    bench.sent(queue=3, props=after(2_000))
+    assert bench.ask(C.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    bench.advance(5_000)
+    assert delivered(bench, queue=3) == [b"hello"]
+
+
 # ------------------------------------------------------------------------------- what is stored
 
 
@@ -782,6 +799,36 @@ def test_nothing_is_saved_while_nothing_happens(bench: Bench) -> None:
 
 
 # ------------------------------------------------------------- found by the simulated cluster
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_who_ends_while_it_reads_again_enters_nothing_twice(benches: Benches, end: str) -> None:
+    """After a kill the queue is read again from the last checkpoint on; what entered since is known
+    by its units. An end before that was done must not make the next start forget them."""
+    bench = benches()
+    bench.sent(props=after(9_000))
+    bench.advance(2_000)
+    checked = check_of(bench)
+    for _ in range(5):
+        bench.sent(props=after(8_000))
+    bench.tick()
+    assert bench.broker.timers.pending == 6
+    assert check_of(bench) == checked
+    bench.crash()
+    bench = benches(now_ms=bench.now_ms, is_quiet=False)
+    assert bench.broker.timers.unread(bench.store) == 5
+    if end == "stop":
+        bench.close()
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timers, "MOST_ENTERED", 0.25)  # of the plain path, two at a time
+            bench.tick()
+            bench.advance(1)
+        bench.crash()
+    bench = benches(now_ms=bench.now_ms)
+    assert bench.broker.timers.pending == 6
+    bench.advance(60_000)
+    assert delivered(bench) == [b"hello"] * 6
 
 
 @pytest.mark.parametrize("down_ms", [500, 4_000, 7_500, 9_000, 30_000])

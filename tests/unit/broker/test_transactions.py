@@ -102,6 +102,15 @@ def producer(bench: Bench, group: str = "pg", conn: int | None = None) -> int:
     return conn
 
 
+def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_committed_to(bench: Bench) -> None:
+    bench.create_topic(queues=4)
+    one = begin(bench, queue=3)
+    bench.create_topic(queues=2)
+    ended(bench, one)
+    assert bodies(bench, queue=1) == [b"paid"]
+    assert bodies(bench, queue=3) == []
+
+
 class Asked(NamedTuple):
     header: headers.CheckTransactionHeader
     message: StoredMessage
@@ -1157,3 +1166,15 @@ def test_a_half_is_left_behind_when_its_commit_is_durable(benches: Benches) -> N
     bench.flush()
     bench.advance(200)
     assert bench.broker.offsets.get(HALF, half_module.GROUP, 0) == 1
+
+
+def test_ends_are_left_behind_as_fast_as_they_come(bench: Bench) -> None:
+    """A start reads all op records from there on: a backlog of them would be a slow start."""
+    count = 3 * half_module.MOST_OPS_AT_ONCE
+    for _ in range(count):
+        ended(bench, begin(bench))
+    assert bench.store.max_offset(OP, 0) == count
+    bench.advance(ROUND_MS)
+    bench.advance(4 * half_module.OPS_PAUSE_MS)
+    assert bench.broker.half._op_offset == count
+    assert bench.broker.offsets.get(OP, half_module.GROUP, 0) == count
