@@ -12,7 +12,7 @@ idle is taken off, and whatever could not be measured is a row that says why.
 Every server gets the same frames from the same client, on another core, with the same window; so
 the plain send here is dearer than in run.py, whose generator keeps more in flight. A target is
 reached where each path that was measured stays below it, held against its own plain send. Nobody
-asks the broker anything while messages wait: the plain send does not wait, and would not pay for it.
+asks the broker anything while messages wait: a plain send does not wait, and would not pay for it.
 Writes results/<utc date>-<commit>-kinds.json, .md.
 """
 
