@@ -10,9 +10,10 @@ idle is taken off, and whatever could not be measured is a row that says why.
     kinds.py --servers plain       one of plain, comet, apache-5
 
 Every server gets the same frames from the same client, on another core, with the same window; so
-the plain send here is dearer than in run.py, whose generator keeps more in flight. Targets are held
-against the plain (interpreted) path's own plain send, which runs the same code as the other kinds;
-the compiled path's plain send stands beside it. Writes results/<utc date>-<commit>-kinds.json, .md.
+the plain send here is dearer than in run.py, whose generator keeps more in flight. A target is
+reached where each path that was measured stays below it, held against its own plain send. Nobody
+asks the broker anything while messages wait: a plain send does not wait, and would not pay for it.
+Writes results/<utc date>-<commit>-kinds.json, .md.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def await_count(
     server: Server, topic: str, count: int, queues: int = QUEUES, *, after_s: float = 0.0
 ) -> None:
     """Until all are there; nobody looks before `after_s`, when they may be: each look is a request
-    to every queue, which the broker serves at the cost of a hundred messages."""
+    for every queue, by the plain path, and would be charged to the messages that wait."""
     time.sleep(after_s)
     give_up = time.monotonic() + GIVE_UP_S
     with Remote(server.address, timeout_ms=30_000) as remote:
@@ -568,10 +569,10 @@ def report(
             ratios.append(one.cpu[kind] / one.cpu["plain send"] if known and one else None)
         row += [f"{ratio:.2f}x" if ratio is not None else "-" for ratio in ratios]
         target = TARGETS.get(kind)
-        is_judged = target is not None and ratios[0] is not None
+        known_ratios = [ratio for ratio in ratios if ratio is not None]
         row += [f"{target}x" if target else "", ""]
-        if is_judged and target is not None and ratios[0] is not None:
-            row[-1] = verdict(ratios[0] <= target)
+        if target is not None and known_ratios:
+            row[-1] = verdict(max(known_ratios) <= target)
         rows.append(row)
     lines += [harness.table(head, rows), "", "SQL92, evaluated messages a second of one core:", ""]
     rows = []

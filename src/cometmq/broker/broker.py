@@ -54,7 +54,7 @@ log = logging.getLogger("cometmq.broker")
 
 BIRTH_WAIT_MS = 2_000  # how long a send waits for name servers to hear of its new topic
 EXPIRY_SCAN_MS = 10_000
-WHOLE_TICK_MS = 100  # ticks for messages that wait alone come in between
+WHOLE_TICK_MS = 500  # ticks for messages that wait alone come in between
 MOST_MIXED = 64  # frames of one read that may stand between ordinary ones; the rest waits its turn
 
 
