@@ -65,14 +65,31 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def cpu_s(pids: Sequence[int]) -> float:
-    """User and system time of processes, those they have waited for included."""
-    ticks = 0
-    for pid in pids:
-        with suppress(OSError):
-            text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(one) for one in text[11:15])
-    return ticks / TICKS
+def ticks_of(pid: int) -> list[int]:
+    """User and system time of a process, and of its children that it has waited for."""
+    text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [int(one) for one in text[11:15]]
+
+
+@dataclass
+class Clocks:
+    """What the JVM and its workers have used up to now."""
+
+    at: float
+    jvm_s: float
+    waited_s: float
+    """Of the JVM's children that ended. Python's daemon does not wait for its own: the time of
+    those is nobody's, so workers are compared one by one."""
+    workers_s: dict[int, float]
+
+    @classmethod
+    def read(cls, jvm: int) -> Clocks:
+        workers = {}
+        for pid in tree(jvm)[1:]:
+            with suppress(OSError):
+                workers[pid] = sum(ticks_of(pid)[:2]) / TICKS
+        user, system, *waited = ticks_of(jvm)
+        return cls(time.monotonic(), (user + system) / TICKS, sum(waited) / TICKS, workers)
 
 
 @dataclass
@@ -102,17 +119,17 @@ class Bench:
     made: int = 0
 
     def spent(self, act: Callable[[], object]) -> Spent:
-        def clocks() -> tuple[float, float, float]:
-            jvm, *workers = tree(self.jvm)
-            # The JVM's own time, and that of its children: those that are, and those that were.
-            text = Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()
-            user, system, *gone = (int(one) / TICKS for one in text[11:15])
-            return time.monotonic(), user + system, cpu_s(workers) + sum(gone)
-
-        before = clocks()
+        before = Clocks.read(self.jvm)
         act()
-        after = clocks()
-        return Spent(*(now - then for then, now in zip(before, after, strict=True)))
+        after = Clocks.read(self.jvm)
+        of_workers = sum(
+            now_s - before.workers_s.get(pid, 0.0) for pid, now_s in after.workers_s.items()
+        )
+        return Spent(
+            after.at - before.at,
+            after.jvm_s - before.jvm_s,
+            of_workers + after.waited_s - before.waited_s,
+        )
 
     def in_turn(self, acts: dict[str, Callable[[], object]]) -> dict[str, list[Spent]]:
         for act in acts.values():  # to warm up

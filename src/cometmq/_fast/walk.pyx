@@ -126,26 +126,84 @@ def record_heads(bytes body, bytes begins):
     return shorts, longs
 
 
-def join_records(list bodies):
-    """Bodies joined: (whole, begins of its records as `record_starts` has them, `record_heads`).
+cdef struct Names:
+    int count
+    const char *at[MOST_NAMES]
+    int64_t sizes[MOST_NAMES]
+
+
+cdef int take_names(tuple names, Names *found) except -1:
+    """Point to the names, which must live as long."""
+    cdef int kind
+    cdef bytes name
+    if len(names) > MOST_NAMES:
+        raise ValueError(f"at most {MOST_NAMES} names at once")
+    found.count = len(names)
+    for kind in range(found.count):
+        name = names[kind]
+        found.at[kind] = PyBytes_AS_STRING(name)
+        found.sizes[kind] = len(name)
+    return 0
+
+
+cdef inline bint find_values(
+    const char *data, int64_t begin, int64_t end, Names *names, int32_t *out, int64_t stride
+) noexcept nogil:
+    """Begin and end of each name's value in a property string, `stride` numbers apart, -1 where
+    there is none; False if the string breaks the format."""
+    cdef const char *at = data + begin
+    cdef const char *stop = data + end
+    cdef const char *middle
+    cdef const char *last
+    cdef int kind
+    for kind in range(names.count):
+        out[kind * stride] = out[kind * stride + 1] = -1
+    while at < stop:
+        last = <const char *>memchr(at, 2, stop - at)
+        if last == NULL:
+            return False
+        middle = <const char *>memchr(at, 1, last - at)
+        if middle == NULL or middle == at or middle + 1 == last:
+            return False
+        if memchr(middle + 1, 1, last - middle - 1) != NULL:
+            return False
+        for kind in range(names.count):
+            if middle - at == names.sizes[kind] and memcmp(at, names.at[kind], middle - at) == 0:
+                out[kind * stride] = <int32_t>(middle + 1 - data)
+                out[kind * stride + 1] = <int32_t>(last - data)
+        at = last + 1
+    return True
+
+
+def join_records(list bodies, tuple names):
+    """Bodies joined: (whole, begins of its records as `record_starts` has them, `record_heads`,
+    `property_places` of these names).
 
     Records are walked right behind the copy of their body, while it is near: once memory has to
     be fetched for each of them, that takes longer than all the rest. ValueError(byte) if a body is
     not made of whole records.
     """
-    cdef int64_t total = 0, at = 0, stop, size, row = 0, room, field
-    cdef bytes body
+    cdef int64_t total = 0, at = 0, stop, size, row = 0, room, field, each
+    cdef bytes body, out
+    cdef Names wanted
+    cdef bint is_plain = True
+    take_names(names, &wanted)
     for body in bodies:
         total += len(body)
+    if total > 0x7FFFFFFF:
+        raise ValueError(total)
     room = total // LEAST
+    each = 8 * (LONGS + 1) + 4 * SHORTS + 8 * wanted.count
     cdef bytes whole = PyBytes_FromStringAndSize(NULL, total)
     cdef unsigned char *data = <unsigned char *>PyBytes_AS_STRING(whole)
-    cdef int64_t *large = <int64_t *>malloc(max(1, room * (8 * (LONGS + 1) + 4 * SHORTS)))
+    cdef int64_t *large = <int64_t *>malloc(max(1, room * each))
     if large == NULL:
         raise MemoryError
     cdef int64_t *begins = large + LONGS * room
-    cdef int32_t *small = <int32_t *>(begins + room)
+    cdef int32_t *places = <int32_t *>(begins + room)
+    cdef int32_t *small = places + 2 * wanted.count * room
     cdef bytes starts, shorts, longs
+    cdef list values = []
     try:
         for body in bodies:
             size = len(body)
@@ -157,6 +215,11 @@ def join_records(list bodies):
                     raise ValueError(at)
                 if not read_head(data, at, stop, small + row, large + row, room):
                     raise ValueError(at)
+                if wanted.count and is_plain:
+                    is_plain = find_values(
+                        <const char *>data, large[7 * room + row], large[8 * room + row], &wanted,
+                        places + 2 * row, 2 * room,
+                    )
                 begins[row] = at
                 row += 1
                 at += size
@@ -167,9 +230,11 @@ def join_records(list bodies):
             memcpy(PyBytes_AS_STRING(shorts) + 4 * field * row, small + field * room, 4 * row)
         for field in range(LONGS):
             memcpy(PyBytes_AS_STRING(longs) + 8 * field * row, large + field * room, 8 * row)
+        for field in range(wanted.count):
+            values.append(PyBytes_FromStringAndSize(<char *>(places + 2 * field * room), 8 * row))
     finally:
         free(large)
-    return whole, starts, (shorts, longs)
+    return whole, starts, (shorts, longs), values if is_plain else None
 
 
 def property_places(bytes body, bytes begin_bytes, bytes end_bytes, tuple names):
@@ -179,51 +244,21 @@ def property_places(bytes body, bytes begin_bytes, bytes end_bytes, tuple names)
     of name 0x01 value 0x02, both at least a byte long, again and again: then somebody else reads it.
     """
     cdef const char *data = PyBytes_AS_STRING(body)
-    cdef const char *wanted[MOST_NAMES]
-    cdef int64_t lengths[MOST_NAMES]
-    cdef int32_t *outs[MOST_NAMES]
     cdef const int64_t *begins = <const int64_t *>PyBytes_AS_STRING(begin_bytes)
     cdef const int64_t *ends = <const int64_t *>PyBytes_AS_STRING(end_bytes)
     cdef int64_t limit = len(body), count = len(begin_bytes) // 8, row
-    cdef int kinds = len(names), kind
-    cdef const char *at
-    cdef const char *stop
-    cdef const char *middle
-    cdef const char *last
-    if kinds > MOST_NAMES:
-        raise ValueError(f"at most {MOST_NAMES} names at once")
+    cdef Names wanted
+    take_names(names, &wanted)
     if len(end_bytes) != len(begin_bytes):
         raise ValueError("as many ends as begins")
-    cdef list found = []
-    cdef bytes out, name
-    for kind in range(kinds):
-        name = names[kind]
-        wanted[kind] = PyBytes_AS_STRING(name)
-        lengths[kind] = len(name)
-        out = PyBytes_FromStringAndSize(NULL, 8 * count)
-        outs[kind] = <int32_t *>PyBytes_AS_STRING(out)
-        found.append(out)
+    cdef bytes found = PyBytes_FromStringAndSize(NULL, 8 * count * wanted.count)
+    cdef int32_t *out = <int32_t *>PyBytes_AS_STRING(found)
     for row in range(count):
         if begins[row] < 0 or ends[row] > limit or begins[row] > ends[row]:
             raise ValueError(begins[row])
-        for kind in range(kinds):
-            outs[kind][2 * row] = outs[kind][2 * row + 1] = -1
-        at, stop = data + begins[row], data + ends[row]
-        while at < stop:
-            last = <const char *>memchr(at, 2, stop - at)
-            if last == NULL:
-                return None
-            middle = <const char *>memchr(at, 1, last - at)
-            if middle == NULL or middle == at or middle + 1 == last:
-                return None
-            if memchr(middle + 1, 1, last - middle - 1) != NULL:
-                return None
-            for kind in range(kinds):
-                if middle - at == lengths[kind] and memcmp(at, wanted[kind], lengths[kind]) == 0:
-                    outs[kind][2 * row] = <int32_t>(middle + 1 - data)
-                    outs[kind][2 * row + 1] = <int32_t>(last - data)
-            at = last + 1
-    return found
+        if not find_values(data, begins[row], ends[row], &wanted, out + 2 * row, 2 * count):
+            return None
+    return [found[8 * count * kind : 8 * count * (kind + 1)] for kind in range(wanted.count)]
 
 
 # ------------------------------------------------------------------------------------------ answers

@@ -72,20 +72,24 @@ class Records:
     """The records of some bodies, which are contiguous from now on: where each begins, and its
     header's fields."""
 
-    def __init__(self, *bodies: bytes) -> None:
+    def __init__(self, *bodies: bytes, names: Sequence[bytes] = ()) -> None:
+        """`names`: of properties that will be asked for, which are found in passing."""
         size = sum(map(len, bodies))
         if size > MAX_BODY_BYTES:
             raise RecordCorrupt(f"{size} bytes of messages at once; at most {MAX_BODY_BYTES}")
         heads: tuple[bytes, bytes] | None = None
+        places: list[bytes] | None = None
         if COMPILED is not None:
             with suppress(ValueError):  # the plain way says what is wrong
-                self.body, starts, heads = COMPILED.join_records(list(bodies))
+                found = COMPILED.join_records(list(bodies), tuple(names))
+                self.body, starts, heads, places = found
         if heads is None:
             self.body = b"".join(bodies)
             starts = _starts(self.body)
         self.starts: Ints = np.frombuffer(starts, np.int64)
         self._bytes = np.frombuffer(self.body, np.uint8)
         self._buffer = pa.py_buffer(self.body)
+        self._places = {} if places is None else dict(zip(names, places, strict=True))
         if heads is None:
             self._read_heads_plainly()
         else:
@@ -104,6 +108,7 @@ class Records:
     def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Only those from now on."""
         self.starts = self.starts[mask]
+        self._places = {}
         self._read_heads()
 
     def _read_heads(self) -> None:
@@ -222,6 +227,8 @@ class Records:
     def properties(self, names: Sequence[bytes] = ()) -> props.Properties | props.Places:
         """To be asked for the columns of these names; or for any, and for the whole."""
         begins, ends = self.properties_begin, self.properties_end
+        if names and self._places.keys() >= set(names):
+            return props.Places(self.body, self._places)
         if names and COMPILED is not None:
             found = COMPILED.property_places(
                 self.body, begins.tobytes(), ends.tobytes(), tuple(names)
@@ -253,7 +260,7 @@ class Records:
 
     def columns(self, names: Sequence[str], broker: pa.Array) -> list[pa.Array]:
         """The columns of these names; `broker` is told by whoever asked for the records."""
-        wanted = [_PROPERTY_OF[name] for name in names if name in _PROPERTY_OF]
+        wanted = properties_for(names)
         properties = self.properties(wanted) if wanted else None
         makers: dict[str, Callable[[], pa.Array]] = {
             "topic": self._topics,
@@ -286,6 +293,11 @@ def _starts(body: bytes) -> bytes:
 def parts_of(starts: Ints, bounds: Ints) -> Ints:
     """In which part of the body each record is; part n begins at bounds[n]."""
     return np.searchsorted(bounds, starts, "right") - 1
+
+
+def properties_for(columns: Sequence[str]) -> tuple[bytes, ...]:
+    """Names of the properties that these columns are made of."""
+    return tuple(_PROPERTY_OF[name] for name in columns if name in _PROPERTY_OF)
 
 
 def _ids(

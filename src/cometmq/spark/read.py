@@ -38,7 +38,7 @@ from cometmq.errors import (
 from cometmq.message import MessageQueue
 from cometmq.spark.client import Answer, Link, PullRequest, links
 from cometmq.spark.cluster import Cluster
-from cometmq.spark.decode import Records, parts_of, wanted_rows
+from cometmq.spark.decode import Records, parts_of, properties_for, wanted_rows
 from cometmq.spark.gather import numbers, record_starts
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
@@ -345,6 +345,7 @@ class PartitionReader:
         self._options = options
         self._schema = schema
         self._wanted = make_filter(options.tags, options.sql)
+        self._properties = properties_for(schema.names)
         self._bodies: list[bytes] = []
         self._ends: list[int] = []
         self._brokers: list[str] = []
@@ -374,7 +375,7 @@ class PartitionReader:
         self._bodies, self._ends, self._brokers, self._rows, self._bytes = [], [], [], 0, 0
         if not bodies:
             return
-        records = Records(*bodies)
+        records = Records(*bodies, names=self._properties)
         bounds = np.cumsum([0] + [len(body) for body in bodies])
         limits = np.array(ends, np.int64)
         if not records.are_before(limits, bounds):

@@ -17,7 +17,7 @@ from cometmq.client.received import read_all
 from cometmq.errors import CometError, RecordCorrupt
 from cometmq.message import NewMessage
 from cometmq.spark import gather
-from cometmq.spark.decode import Records, wanted_rows
+from cometmq.spark.decode import Records, properties_for, wanted_rows
 from cometmq.spark.schema import COLUMNS, schema_of
 from cometmq.wire import properties as wire
 from cometmq.wire import record
@@ -37,7 +37,7 @@ def encode(message: NewMessage, queue_offset: int) -> bytes:
 
 def decode(body: bytes, names: list[str] | None = None) -> pa.RecordBatch:
     schema = to_arrow_schema(schema_of(names), timezone="UTC")
-    records = Records(body)
+    records = Records(body, names=properties_for(schema.names))
     columns = records.columns(schema.names, pa.repeat(pa.scalar("broker-a"), len(records)))
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     batch.validate(full=True)

@@ -11,15 +11,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.spark.test_decode import encode
-from tests.unit.spark.test_decode import messages as records_of
 
 from cometmq.client.connection import MAX_ANSWER_BYTES
 from cometmq.client.reading import Filter
-from cometmq.message import MessageQueue
+from cometmq.message import MessageQueue, NewMessage
 from cometmq.spark import gather, worker
 from cometmq.spark.client import Answer, Link, Pull, PullRequest, answer_of, plain_requests
 from cometmq.spark.decode import Records, parts_of
+from cometmq.wire import record
 from cometmq.wire.codes import FLAG_RESPONSE
 from cometmq.wire.frame import JSON, ROCKETMQ, Frame, FrameReader, encode_frame
 
@@ -106,11 +105,18 @@ def test_requests_are_what_the_codec_writes(pulls: list[Pull]) -> None:
         assert one.ext["queueId"] == "7"
 
 
+def stored(body: bytes, offset: int) -> bytes:
+    prepared = record.prepare(NewMessage("t", 1, body, "TAGS\x01a\x02"))
+    raw = bytearray(prepared.size)
+    record.write(raw, 0, prepared, queue_offset=offset, log_offset=offset * 999, store_ms=10**12)
+    return bytes(raw)
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_bodies_that_are_joined_are_one_body(data: Any) -> None:
-    raw = st.lists(records_of(st.just("TAGS\x01a\x02")), max_size=3).map(
-        lambda some: b"".join(encode(one, number) for number, one in enumerate(some))
+    raw = st.lists(st.binary(max_size=20), max_size=3).map(
+        lambda some: b"".join(stored(one, number) for number, one in enumerate(some))
     )
     bodies = data.draw(st.lists(raw, max_size=4))
     joined, whole = Records(*bodies), Records(b"".join(bodies))
