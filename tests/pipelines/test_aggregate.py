@@ -9,6 +9,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cometmq import Message, Producer
 from cometmq.errors import UsageError
 from cometmq.pipelines.aggregating import aggregate
-from cometmq.pipelines.running import LATE, Outcome, PipelineFailed, _count, _fresh, reason_of
+from cometmq.pipelines.running import (
+    LATE,
+    MOST_STARTS,
+    Outcome,
+    PipelineFailed,
+    _count,
+    _fresh,
+    reason_of,
+    run_stream,
+)
 from cometmq.pipelines.spec import read_spec, run_spec
 from cometmq.testing.local import LocalBroker
 from programs import Program
@@ -200,3 +210,37 @@ def test_a_batch_that_was_reported_idle_before_counts() -> None:
     assert [_count(outcome, one) for one in _fresh(query, (-1, ""))] == [True, False, True]
     assert (outcome.rows, outcome.batches, outcome.figures[LATE]) == (12, 2, 3)
     assert len(_fresh(query, (1, "2026-03-01T12:00:11Z"))) == 1
+
+
+class Query:
+    """One that ended before its first batch."""
+
+    isActive = False  # noqa: N815 - Spark's
+    recentProgress: tuple[Any, ...] = ()  # noqa: N815
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    def exception(self) -> Exception | None:
+        return self._failure
+
+
+@pytest.mark.parametrize(("failures", "is_done"), [(2, True), (99, False)])
+def test_a_start_that_spark_gave_up_is_made_again(failures: int, is_done: bool) -> None:
+    slow = RuntimeError("[STREAM_FAILED] Python worker failed to connect back.")
+    ends = [Query(slow) for _ in range(failures)] + [Query(None)]
+    writer: Any = SimpleNamespace(start=lambda: ends.pop(0))
+    lines: list[str] = []
+    if is_done:
+        assert run_stream("job", writer, tell=lines.append).rows == 0
+        assert len(lines) == failures and "starting again" in lines[0]
+    else:
+        with pytest.raises(PipelineFailed, match="failed to connect back"):
+            run_stream("job", writer, tell=lines.append)
+        assert len(lines) == MOST_STARTS - 1
+
+
+def test_other_failures_are_told_at_once() -> None:
+    writer: Any = SimpleNamespace(start=lambda: Query(ValueError("no such column")))
+    with pytest.raises(PipelineFailed, match="no such column"):
+        run_stream("job", writer)

@@ -6,6 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
+
+from cometmq.pipelines.running import MOST_STARTS, SLOW_START
+
 WAIT_S = 300  # a JVM on a busy machine
 
 
@@ -40,8 +44,14 @@ class Stream:
     def run(self, **options: object) -> list[int]:
         """All that is there now; returns what this run brought."""
         before = set(self.batches)
-        query = self.start(**options)
-        assert query.awaitTermination(WAIT_S), "the run did not end"
+        for tries_left in reversed(range(MOST_STARTS)):
+            query = self.start(**options)
+            try:
+                assert query.awaitTermination(WAIT_S), "the run did not end"
+                break
+            except StreamingQueryException as error:  # Spark gives its own process 10 s to start
+                if not tries_left or SLOW_START not in str(error):
+                    raise
         return sorted(
             n for number, rows in self.batches.items() if number not in before for n in rows
         )

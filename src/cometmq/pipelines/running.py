@@ -38,6 +38,9 @@ LATE = "late, left out"
 """The figure for rows that came after the watermark had passed them."""
 DUPLICATES = "duplicates dropped"
 NOTHING_SEEN = (-1, "")
+SLOW_START = "failed to connect back"
+"""Spark gives the Python process of a stream 10 s, and has no setting for it."""
+MOST_STARTS = 5
 TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -112,20 +115,24 @@ def run_stream(
 ) -> Outcome:
     """Start a query and follow it until it ends (Trigger.AvailableNow) or `stop` is set."""
     began = time.monotonic()
-    try:
-        query = writer.start()
-    except Exception as error:
-        raise PipelineFailed(f"{name}: {reason_of(error)}") from error
-    outcome = Outcome(name)
-    try:
-        _follow(query, outcome, tell, stop or threading.Event())
-    finally:
-        if query.isActive:
-            query.stop()
-        outcome.seconds = time.monotonic() - began
-    failure = query.exception()
-    if failure is not None and not outcome.is_stopped:
-        raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
+    for starts_left in reversed(range(MOST_STARTS)):
+        try:
+            query = writer.start()
+        except Exception as error:
+            raise PipelineFailed(f"{name}: {reason_of(error)}") from error
+        outcome = Outcome(name)
+        try:
+            _follow(query, outcome, tell, stop or threading.Event())
+        finally:
+            if query.isActive:
+                query.stop()
+            outcome.seconds = time.monotonic() - began
+        failure = query.exception()
+        if failure is None or outcome.is_stopped:
+            break
+        if not (starts_left and outcome.batches == 0 and SLOW_START in str(failure)):
+            raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
+        tell(f"{name}: the machine is too busy, Spark gave up on its own start: starting again")
     return outcome
 
 
