@@ -719,6 +719,19 @@ def test_files_that_are_lost_are_made_again(benches: Benches, tmp_path: Path, lo
         assert len(came) == 100, "none twice"
 
 
+def test_a_wheel_that_never_got_its_size_is_made_again(benches: Benches, tmp_path: Path) -> None:
+    """A power loss kept the new file's name and not its size; the timer log was durable before."""
+    bench = benches()
+    for number in range(10):
+        bench.sent(body=b"%d" % number, props=after(1000 + 1000 * number))
+    bench.advance(3500)
+    bench.crash()
+    (tmp_path / "store" / "timerwheel").write_bytes(b"")
+    again = benches(now_ms=NOW_MS + 3500)
+    again.advance(20_000)
+    assert set(delivered(again)) == {b"%d" % number for number in range(10)}
+
+
 @pytest.mark.parametrize("keep_units", [0, 40, 55, 79, 99])
 def test_a_damaged_log_is_read_again_from_the_queue(
     benches: Benches, tmp_path: Path, keep_units: int
