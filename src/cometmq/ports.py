@@ -145,7 +145,7 @@ class Files(Protocol):
         """(name, size) of the plain files right below, sorted by name; empty if missing."""
 
     def map(self, name: str, size: int) -> MappedFile:
-        """Map for reading and writing; created sparse at `size` if missing."""
+        """Map for reading and writing; created sparse at `size` if missing or empty."""
 
     @property
     def queue_map_limit(self) -> int:

@@ -134,7 +134,7 @@ def oldest_ms(precision_ms: int, slots: int, now_ms: int) -> int:
 def first_unread_ms(store: Store, queue_offset: int) -> int:
     """When the first message was stored that is to enter the wheel yet: none that waits can be due
     before. NEVER_MS if there is none."""
-    unit = store.unit(TIMER_TOPIC, 0, queue_offset)
+    unit = store.unit(TIMER_TOPIC, 0, max(queue_offset, store.min_offset(TIMER_TOPIC, 0)))
     raw = None if unit is None else store.record_at(unit[0])
     return NEVER_MS if raw is None else record.decode(raw).store_ms
 

@@ -118,7 +118,7 @@ class Timers:
         self._blocked_ms = 0
         self._is_refused = False  # and said so
         self._enter_upto = 0  # no other slot is read before the queue up to here has entered
-        self._waited_ms = -1  # the slot for which that was last asked
+        self._clear_ms = 0  # what is unread has nothing to do with slots before this
         self._flush_ms = 0
         self._clean_ms = now_ms + CLEAN_MS
         self._proof: _Proof | None = None
@@ -327,30 +327,41 @@ class Timers:
         """Whether a slot that may be read was not yet."""
         return self.read_ms <= self._last_slot_ms and self.read_ms < self._floor(now_ms)
 
+    def _may_pass(self, store: Store, now_ms: int) -> bool:
+        """Whether the next slot, empty or not, is to be left behind: its time is over, and nothing
+        unread is for it. After a pause (a full disk) messages of it and recalls may be unread, or
+        not even in the queue; what is stored later than a slot's time never is for it. So the queue
+        is read once up to what is stored by now, which is enough for all slots before now."""
+        if self.queue_offset < self._enter_upto:
+            return False
+        upto_ms = self._floor(now_ms)
+        end = store.next_queue_offset(names.TIMER_TOPIC, 0)
+        if self._last_slot_ms < self.read_ms < upto_ms:
+            # The wheel is empty, and nothing that is unread can be due before it was stored.
+            unread_ms = first_unread_ms(store, self.queue_offset)
+            if unread_ms == NEVER_MS and self.queue_offset < end:
+                return False  # it is on its way into the queue
+            self.read_ms = max(self.read_ms, self._floor(min(unread_ms, now_ms)))
+        if self.read_ms >= upto_ms:
+            return False
+        if not self.read_ms < self._clear_ms <= upto_ms:
+            self._clear_ms = upto_ms
+            self._enter_upto = max(self._enter_upto, end)
+        return self.queue_offset >= self._enter_upto
+
     def _leave(self, broker: Broker, now_ms: int) -> None:
         """Deliver what is due."""
         slots, units, left = MOST_SLOTS, MOST_READ, MOST_DELIVERED * SIMPLE
         while slots and units and left > 0:
             leaving = self._leaving
             if leaving is None:
-                if self.queue_offset < self._enter_upto:
-                    return  # something that may be due, or delete what is
-                if self.read_ms > self._last_slot_ms:
-                    self.read_ms = max(self.read_ms, self._floor(now_ms))
-                    return
-                if self.read_ms >= self._floor(now_ms):
+                if not self._may_pass(broker.store, now_ms):
                     return
                 slots -= 1
-                assert self._wheel is not None
-                slot = self._wheel.get(self.read_ms)
+                slot = None if self._wheel is None else self._wheel.get(self.read_ms)
                 if slot is None:
                     self.read_ms += self._precision_ms
                     continue
-                if self._waited_ms != self.read_ms and self.unread(broker.store):
-                    # After a pause (a full disk) what deletes messages of this slot may be unread.
-                    self._waited_ms = self.read_ms
-                    self._enter_upto = broker.store.max_offset(names.TIMER_TOPIC, 0)
-                    return
                 leaving = self._leaving = _Leaving(slot)
             while leaving.at >= 0 and units:
                 units -= self._read_simple(broker.store, leaving, units)

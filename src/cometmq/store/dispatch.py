@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from cometmq.errors import UsageError
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.key_index import KeyIndex
 from cometmq.store.layout import SCHEDULE_TOPIC, StoreConfig, delay_ms_by_level
@@ -164,8 +165,12 @@ class Dispatcher:
         text = found.properties
         arrival = None
         if kind not in INVISIBLE:
+            try:
+                queue = self._queues.need(found.topic, found.queue_id)
+            except UsageError as error:
+                self._leave_out(found, str(error))
+                return None
             tags_code = self._tags_code(found)
-            queue = self._queues.need(found.topic, found.queue_id)
             if queue.put(found.queue_offset, found.log_offset, found.size, tags_code):
                 if self._hot is not None:
                     queue.warm()
@@ -176,9 +181,18 @@ class Dispatcher:
             keys = keys_of(text)
             if keys:
                 self._index.put(found.topic, keys, found.log_offset, found.store_ms, now_ms)
+        self._count(found)
+        return arrival
+
+    def _leave_out(self, found: Scan, problem: str) -> None:
+        """Topic and queue id have no CRC: damaged ones may name a queue that can't be. Where the
+        record ends is known all the same, so no more than this message is lost."""
+        log.error("message_lost log_offset=%d reason=damaged: %s", found.log_offset, problem)
+        self._count(found)
+
+    def _count(self, found: Scan) -> None:
         self.last_store_ms = found.store_ms
         self.dispatched_count += 1
-        return arrival
 
     def _tags_code(self, found: Scan) -> int:
         if found.topic == SCHEDULE_TOPIC:

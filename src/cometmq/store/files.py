@@ -237,7 +237,7 @@ class RealFiles:
             yield entries
 
     def _open_sized(self, name: str, path: str, size: int) -> int:
-        """Open a file of exactly `size` bytes, made of holes if it is new."""
+        """Open a file of exactly `size` bytes, made of holes if it is new or empty."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -246,7 +246,9 @@ class RealFiles:
             os.ftruncate(fd, size)
             return fd
         found = os.fstat(fd).st_size
-        if found != size:
+        if not found:  # a kill or a power loss came between the file and its size
+            os.ftruncate(fd, size)
+        elif found != size:
             os.close(fd)
             raise StoreCorrupt(f"{path} is {found} bytes, expected exactly {size}")
         return fd

@@ -175,6 +175,10 @@ def is_topic_name(topic: str) -> bool:
     return len(topic) <= MAX_TOPIC_BYTES and _TOPIC.fullmatch(topic) is not None
 
 
+def can_be_queue(topic: str, queue_id: int) -> bool:
+    return is_topic_name(topic) and 0 <= queue_id <= MAX_QUEUE_ID
+
+
 def queue_folder(topic: str, queue_id: int) -> str:
     """The folder of a queue; UsageError before any bad name reaches the disk."""
     if not is_topic_name(topic):

@@ -13,6 +13,8 @@ Unclean: nothing newer than the checkpoint is believed. The walk begins
     Units from there on are cut first and written again, so holes heal.
 A record whose queue lacks the unit before it shows that this was too late; then all is built again
 from the log's first file. The price of being wrong is time, never a message.
+A whole record of a queue that can't be (topic and id have no CRC) is left out, and said so; the log
+does not end with it, and its queue gets a blank unit in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import BLANK_SIZE, ConsumeQueue
 from cometmq.store.dispatch import INVISIBLE, Dispatcher
 from cometmq.store.key_index import KeyIndex
-from cometmq.store.layout import UNIT_BYTES, StoreConfig
+from cometmq.store.layout import UNIT_BYTES, StoreConfig, can_be_queue
 from cometmq.store.queues import Queues
 from cometmq.wire.codes import TRANSACTION_MASK
 from cometmq.wire.record import Blank, Scan
@@ -257,6 +259,8 @@ class Recovery:
 
     def _lacks_units(self, found: Scan) -> bool:
         if found.sys_flag & TRANSACTION_MASK in INVISIBLE:
+            return False
+        if not can_be_queue(found.topic, found.queue_id):
             return False
         queue = self._queues.get(found.topic, found.queue_id)
         return found.queue_offset > (queue.max_offset if queue is not None else 0)

@@ -240,6 +240,9 @@ class SimulatedFiles:
             inode = self._new_inode(bytearray(size))
             self._enter(folder, {name: inode})
             self._journal.append(_Change(folder, inode=inode, size=size))
+        elif not inode.seen:  # a power loss came between the file and its size
+            inode.seen = bytearray(size)
+            self._journal.append(_Change(_folder_of(name), inode=inode, size=size))
         if len(inode.seen) != size:
             raise AssertionError(f"{name} is {len(inode.seen)} bytes, mapped as {size}")
         return SimulatedMappedFile(self, name, inode)

@@ -73,6 +73,8 @@ class _Walk:
         last = self.last.get((boot, level), -1)
         fitting = self.waiting.get(_key(record, level), [])
         ahead = [one for one in fitting if one.queue_offset > last]
+        if self._may_lack_twin(record, fitting):
+            ahead = [one for one in ahead if self._due_ms(one, level) <= record.store_ms]
         # Several only of messages that were sent back twice; deliveries leave no gap in a boot.
         following = [one for one in ahead if one.queue_offset == last + 1]
         source = next(iter(following or ahead), None)
@@ -89,9 +91,20 @@ class _Walk:
             view.problem(f"{record.attempt} was delivered to {record.topic} {record.queue_id}")
         self._judge_time(record, source, level, boot)
 
+    def _may_lack_twin(self, record: Record, fitting: list[Record]) -> bool:
+        """Whether what was delivered may have waited in a record that the log no longer has. A
+        message may be sent back twice, as when the answer to the first time was late; if the log's
+        begin was dropped with the first one, the second is not to be taken for it."""
+        key = (self.view.name, "back", record.attempt, record.reconsume_times)
+        is_twice = self.view.ledger.asked.get(key, 0) > len(fitting)
+        return is_twice and self.view.has_lost_begin and self.view.ledger.is_true_time
+
+    def _due_ms(self, source: Record, level: int) -> int:
+        return source.store_ms + self.delays_ms[level - 1]
+
     def _judge_time(self, record: Record, source: Record, level: int, boot: int) -> None:
         view = self.view
-        due_ms = source.store_ms + self.delays_ms[level - 1]
+        due_ms = self._due_ms(source, level)
         early_ms = due_ms - record.store_ms
         if early_ms > 0 and view.ledger.is_true_time:
             view.problem(f"{record.attempt} of level {level} came {early_ms} ms too early")

@@ -7,6 +7,8 @@ rather than never.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from cometmq.broker import names
@@ -138,7 +140,7 @@ class _Walk:
     def _judge(self, record: Record, source: Record, due_ms: int) -> None:
         view, name, boot = self.view, record.attempt, self.view.boot_of(record)
         before = [one for one in self.delivered.get(name, ()) if view.boot_of(one) == boot]
-        if len(before) >= self._most(name, boot):
+        if len(before) >= self._most(record, boot):
             view.problem(f"timer {name} was delivered {len(before) + 1} times by one boot")
         slot = record.table[properties.TIMER_OUT_MS]
         if len(self.waiting[name]) == 1 and view.ledger.is_true_time:  # rolled ones enter again
@@ -152,10 +154,15 @@ class _Walk:
             view.problem(f"timer {name} came {late_ms} ms late")
         self._judge_recall(record, int(slot))
 
-    def _most(self, name: str, boot: int) -> int:
+    def _most(self, record: Record, boot: int) -> float:
         """How often a message may come in one boot: once; after a crash also from each place of
-        the queue to which it had rolled."""
-        return 1 if boot <= 1 else len(self.waiting[name])
+        the queue to which it had rolled. How many these were nobody knows any more if the log's
+        begin was dropped with some of them."""
+        if boot <= 1:
+            return 1
+        if self.view.has_lost_begin and properties.TIMER_ROLL_TIMES in record.table:
+            return math.inf
+        return len(self.waiting[record.attempt])
 
     def _judge_recall(self, record: Record, slot_ms: int) -> None:
         view, name = self.view, record.attempt

@@ -44,8 +44,8 @@ class MemoryFiles:
         content = self._contents.get(name)
         if not isinstance(content, mmap.mmap):
             memory = _memory(size)
-            if content is None:
-                content = self._contents.setdefault(name, memory)
+            if not content:
+                content = self._contents[name] = memory
                 self.touch(name)
             elif len(content) == size:
                 memory[:] = content

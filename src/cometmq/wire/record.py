@@ -209,10 +209,7 @@ def scan(buffer: Buffer, at: int, end: int, *, verify_crc: bool) -> Scan | Blank
         return None
     if verify_crc and body_size and body_crc(memoryview(buffer)[begin:topic_at]) != crc:
         return None
-    try:
-        topic = str(buffer[topic_at + width : properties_at], "utf-8")
-    except UnicodeDecodeError:
-        return None
+    topic = str(buffer[topic_at + width : properties_at], "utf-8", "replace")
     properties = str(buffer[properties_at + 2 : stop], "utf-8", "replace")
     return Scan(at, size, queue_id, queue_offset, log_offset, sys_flag, store_ms, topic, properties)
 
@@ -275,12 +272,8 @@ def decode_at(buffer: Buffer, at: int, end: int, *, verify_crc: bool) -> StoredM
     body = bytes(buffer[at + 88 : topic_at])
     if verify_crc and body_size and body_crc(body) != crc:
         return None
-    try:
-        topic = str(buffer[topic_at + 1 : begin - 2], "utf-8")
-    except UnicodeDecodeError:
-        return None
     return StoredMessage(
-        topic,
+        str(buffer[topic_at + 1 : begin - 2], "utf-8", "replace"),
         queue_id,
         queue_offset,
         log_offset,

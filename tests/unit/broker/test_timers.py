@@ -15,6 +15,7 @@ import pytest
 from cometmq.broker import timers
 from cometmq.errors import StoreCorrupt
 from cometmq.message import NewMessage
+from cometmq.store.store import Store
 from cometmq.store.timer_wheel import Slot, TimerWheel
 from cometmq.testing.disk import SimulatedFiles
 from cometmq.wire import fastjson, properties, record
@@ -253,7 +254,7 @@ def test_a_crowded_slot_leaves_in_slices_and_in_order(
     assert delivered(bench) == [b"%d" % number for number in range(200)]
 
 
-def test_one_that_is_late_for_its_slot_comes_after_those_in_it(
+def test_a_slot_waits_for_what_is_stored_and_not_yet_in_the_queue(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timers, "MOST_DELIVERED", 2)
@@ -265,10 +266,22 @@ def test_one_that_is_late_for_its_slot_comes_after_those_in_it(
     frame.body = b"late"
     bench.broker.handle(bench.conn, frame, 0, bench.now_ms, out)
     bench.now_ms += 2000
-    bench.broker.tick(bench.now_ms, out)  # the slot begins to leave
+    bench.broker.tick(bench.now_ms, out)  # the slot's time is over
     bench.broker.settle(bench.now_ms, out)  # and it reaches the queue only now
     bench.advance(100)
     assert delivered(bench) == [b"%d" % number for number in range(9)] + [b"late"]
+    assert table_of(messages(bench)[-1])["TIMER_ENQUEUE_MS"] == str(NOW_MS + 1000)
+
+
+def test_one_for_a_slot_that_was_read_before_the_clock_was_set_back_comes_at_once(
+    bench: Bench,
+) -> None:
+    bench.sent(body=b"first", props=after(2000))
+    bench.advance(20_000)
+    bench.now_ms -= 15_000
+    bench.sent(body=b"late", props=after(6000))
+    bench.tick()
+    assert delivered(bench) == [b"first", b"late"]
     assert table_of(messages(bench)[-1])["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
 
 
@@ -385,6 +398,77 @@ def test_a_recall_counts_though_the_timers_paused(benches: Benches) -> None:
     assert recalled(bench, handle).code == 0
     bench.advance(20_000)
     assert delivered(bench) == [b"kept"]
+
+
+def test_a_recall_counts_though_the_queue_got_nothing_for_a_while(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk without room for the queue's next file: the log has message and recall, nobody sees
+    them, and meanwhile their slot's time is over."""
+    bench = benches(is_recall_enabled=True)
+    bench.sent(body=b"far", props=after(200_000))
+    bench.advance(1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "dispatch", lambda store, now_ms: [])
+        handle = bench.sent(body=b"gone", props=after(3000, UNIQ_KEY="K")).ext["recallHandle"]
+        bench.sent(body=b"kept", props=after(3000, UNIQ_KEY="L"))
+        assert recalled(bench, handle).code == 0
+        for _ in range(8):
+            bench.now_ms += 1000
+            bench.broker.tick(bench.now_ms, [])
+    bench.sent("Other")
+    bench.advance(2000)
+    assert delivered(bench) == [b"kept"]
+    assert bench.runtime()["cometmqTimersRecalled"] == "1"
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+@pytest.mark.parametrize("paused_ms", [9000, 90_000])
+def test_a_recall_counts_though_neither_it_nor_its_message_had_entered(
+    benches: Benches, *, has_others: bool, paused_ms: int
+) -> None:
+    """As before, but the disk refused already when the message came: its slot, empty as yet, was
+    passed over, and the message taken for a late one that nothing can delete any more."""
+    bench = benches(is_recall_enabled=True)
+    if has_others:
+        bench.sent(body=b"far", props=after(200_000))
+    bench.advance(1000)
+    bench.broker.timers._blocked_ms = bench.now_ms + paused_ms
+    handle = bench.sent(body=b"gone", props=after(3000, UNIQ_KEY="K")).ext["recallHandle"]
+    bench.sent(body=b"kept", props=after(3000, UNIQ_KEY="L"))
+    bench.sent(body=b"later", props=after(8000, UNIQ_KEY="M"))
+    assert recalled(bench, handle).code == 0
+    bench.advance(paused_ms + 2000)
+    assert delivered(bench) == [b"kept", b"later"]
+    assert bench.runtime()["cometmqTimersRecalled"] == "1"
+
+
+def test_slots_leave_though_the_queue_is_never_read_to_its_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for what is unread waits for what was unread then, or it would wait for ever."""
+    monkeypatch.setattr(timers, "MOST_ENTERED", 1)
+    monkeypatch.setattr(timers, "SIMPLE", 1)
+    for second in range(1, 60):
+        for _ in range(3):
+            bench.sent(props=after(second * 1000 + 900))
+        bench.now_ms += 1000
+        for _ in range(2):
+            bench.broker.tick(bench.now_ms, [])
+    assert bench.broker.timers.unread(bench.store) > 20
+    assert len(delivered(bench)) > 15
+
+
+def test_a_long_rest_is_not_walked_through_slot_by_slot(bench: Bench) -> None:
+    bench.sent(props=after(2000))
+    bench.advance(5000)
+    bench.now_ms += 40 * 24 * 3600 * 1000
+    due_ms = bench.now_ms + 5000
+    bench.sent(body=b"new", props={"TIMER_DELIVER_MS": str(due_ms)})
+    bench.broker.tick(bench.now_ms, [])
+    assert bench.broker.timers.read_ms == bench.now_ms // 1000 * 1000
+    bench.advance(7000)
+    assert delivered(bench) == [b"hello", b"new"]
 
 
 def test_a_recall_of_the_same_key_in_another_topic_changes_nothing(benches: Benches) -> None:
@@ -633,6 +717,19 @@ def test_files_that_are_lost_are_made_again(benches: Benches, tmp_path: Path, lo
     assert set(came) == {b"%d" % number for number in range(100)}
     if lost != "config/timercheck":
         assert len(came) == 100, "none twice"
+
+
+def test_a_wheel_that_never_got_its_size_is_made_again(benches: Benches, tmp_path: Path) -> None:
+    """A power loss kept the new file's name and not its size; the timer log was durable before."""
+    bench = benches()
+    for number in range(10):
+        bench.sent(body=b"%d" % number, props=after(1000 + 1000 * number))
+    bench.advance(3500)
+    bench.crash()
+    (tmp_path / "store" / "timerwheel").write_bytes(b"")
+    again = benches(now_ms=NOW_MS + 3500)
+    again.advance(20_000)
+    assert set(delivered(again)) == {b"%d" % number for number in range(10)}
 
 
 @pytest.mark.parametrize("keep_units", [0, 40, 55, 79, 99])

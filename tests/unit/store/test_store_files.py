@@ -39,6 +39,16 @@ def test_a_file_of_another_size_is_never_resized(files: RealFiles) -> None:
     assert files.read("a") == b"12345"
 
 
+def test_an_empty_file_gets_its_size(files: RealFiles) -> None:
+    """A kill or a power loss came between the file and its size; there is nothing in it to lose."""
+    files.write("a", b"")
+    mapped = files.map("a", 4096)
+    mapped.buffer[4000:4003] = b"abc"
+    mapped.sync()
+    assert mapped.close()
+    assert files.read("a") == bytes(4000) + b"abc" + bytes(93)
+
+
 def test_close_waits_for_slices(files: RealFiles) -> None:
     mapped = files.map("a", 4096)
     view = mapped.buffer[10:20]

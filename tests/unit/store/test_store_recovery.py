@@ -6,10 +6,12 @@ import pathlib
 import random
 import shutil
 import struct
+from typing import Any
 
 import pytest
 from fake_disk import T0, FakeFiles, flush_all, keyed, message, small
 
+from cometmq import _fast
 from cometmq.errors import StoreCorrupt
 from cometmq.store.files import RealFiles
 from cometmq.store.results import FetchStatus
@@ -573,6 +575,103 @@ def test_torn_properties_are_not_believed() -> None:
     after.seen[LOG0][end - 300 : end] = bytes(300)
     again = Store.open(after, small(), T0)
     assert [b for _, b in numbers(again)] == [b"a"]
+
+
+def even(n: int) -> bytes:
+    """A body that is as long as all the others."""
+    return b"%03d" % n + b"x" * 100
+
+
+TOPIC_AT = 88 + len(even(0)) + 1  # in a record: of a topic named T
+QUEUE_ID_AT = 12
+
+
+DAMAGE = pytest.mark.parametrize(
+    ("at", "bits"),
+    [
+        pytest.param(TOPIC_AT, 0x08, id="backslash"),
+        pytest.param(TOPIC_AT, 0x40, id="control character"),
+        pytest.param(TOPIC_AT, 0x80, id="not UTF-8"),
+        pytest.param(TOPIC_AT, 0x54, id="zero"),
+        pytest.param(QUEUE_ID_AT, 0x80, id="queue below 0"),
+        pytest.param(QUEUE_ID_AT, 0x10, id="queue beyond the limit"),
+    ],
+)
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def hot(request: pytest.FixtureRequest) -> Any:
+    if request.param == "plain":
+        return None
+    module, why_not = _fast.load()
+    if module is None:
+        pytest.skip(why_not)
+    return module.Hot()
+
+
+def damage(files: FakeFiles, log_offset: int, at: int, bits: int) -> None:
+    name = f"commitlog/{log_offset // 4096 * 4096:020d}"
+    at += log_offset % 4096
+    files.seen[name][at] ^= bits
+
+
+@DAMAGE
+@pytest.mark.parametrize("is_vouched", [False, True])
+@pytest.mark.parametrize("number", [0, 3, 30, 59])
+def test_of_a_record_whose_queue_can_not_be_only_that_message_is_lost(
+    hot: Any,
+    at: int,
+    bits: int,
+    number: int,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_vouched: bool,
+) -> None:
+    """Topic and queue id have no CRC: the record is whole, and what follows stands where it
+    should. Zeros where nobody vouches for the record are another matter: then it is torn."""
+    files = FakeFiles()
+    store = Store.open(files, small(), T0)
+    for n in range(60):
+        store.append(message(even(n)), T0 + n)
+    store.dispatch(T0)
+    unit = store.unit("T", 0, number)
+    assert unit is not None
+    after = files.copy()
+    if is_vouched:
+        set_checkpoint(after, T0 + 10**6, 0, 0)
+    damage(after, unit[0], at, bits)
+    again = Store.open(after, small(), T0 + 10**6, hot=hot)
+    if bits == 0x54 and not is_vouched:
+        assert numbers(again) == [(n, even(n)) for n in range(number)]
+        return
+    assert numbers(again) == [(n, even(n)) for n in range(60) if n != number]
+    assert f"message_lost log_offset={unit[0]} " in caplog.text
+    again.append(message(b"new"), T0 + 10**6)
+    again.dispatch(T0 + 10**6)
+    assert numbers(again)[-1] == (59 if number == 59 else 60, b"new")
+
+
+@DAMAGE
+def test_a_clean_start_survives_a_last_record_whose_queue_can_not_be(
+    hot: Any, at: int, bits: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FakeFiles()
+    store = Store.open(files, small(), T0)
+    for n in range(9):
+        store.append(message(even(n)), T0 + n)
+    store.dispatch(T0)
+    unit = store.unit("T", 0, 8)
+    assert unit is not None
+    end = store.max_log_offset
+    store.close(T0 + 9)
+    damage(files, unit[0], at, bits)
+    again = Store.open(files, small(), T0 + 100, hot=hot)
+    assert numbers(again) == [(n, even(n)) for n in range(8)]
+    if bits == 0x54:  # torn, as the last millisecond may be
+        assert again.max_log_offset == unit[0]
+    else:
+        assert again.max_log_offset == end
+        assert f"message_lost log_offset={unit[0]} " in caplog.text
 
 
 def test_stray_folders_are_left_alone() -> None:

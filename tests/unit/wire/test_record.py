@@ -147,10 +147,13 @@ def test_a_body_that_fails_its_crc() -> None:
     assert isinstance(record.scan(raw, 0, len(raw), verify_crc=False), Scan)
 
 
-def test_topic_that_is_not_utf8() -> None:
+def test_a_topic_that_is_not_utf8_is_read_with_marks() -> None:
+    """The record is whole: what follows it can be found, and its body be read."""
     raw = bytearray(written(message()))
     raw[92] = 0xFF
-    assert record.scan(raw, 0, len(raw), verify_crc=False) is None
+    found = record.scan(raw, 0, len(raw), verify_crc=True)
+    assert isinstance(found, Scan)
+    assert found.topic == record.decode(raw).topic == "\ufffd"
 
 
 def test_properties_that_are_not_utf8_are_read_with_marks() -> None:
