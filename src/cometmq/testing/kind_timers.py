@@ -198,6 +198,8 @@ def unmet(view: View) -> list[str]:
     texts = []
     for name, records in found.waiting.items():
         is_recalled = f"{name:0>32}".lstrip("0") in found.markers
+        if view.has_lost_begin:  # a message that rolled outlives the record of its recall
+            is_recalled |= ("recall", f"{name:0>32}") in view.ledger.asked
         is_far = found.due_ms(records[0]) > view.now_ms + SOON_MS
         if is_recalled or is_far or records[0].log_offset < view.begin:
             continue
