@@ -488,6 +488,21 @@ def test_a_failure_in_broadcasting_is_counted_and_passed(
     assert len(calls) == 4
 
 
+def test_a_group_that_has_consumed_nothing_is_seen(broker: LocalBroker) -> None:
+    """Its offsets of empty queues are stored as well: lag is told from them."""
+
+    async def work() -> None:
+        async with Consumer("idle", namesrv=broker.namesrv, start="first") as consumer:
+            consumer.subscribe("orders", "*", lambda message: None)
+            await consumer.start()
+            await until(lambda: len(consumer.queues) >= QUEUES)
+            async with asyncio.timeout(20):
+                while await asyncio.to_thread(committed, broker, "idle") != [0] * QUEUES:
+                    await asyncio.sleep(0.1)
+
+    run(work())
+
+
 def test_offsets_are_resumed_after_a_restart(broker: LocalBroker) -> None:
     fill(broker, 40)
     for start, expected in (("first", 40), ("last", 8), ("first", 8)):

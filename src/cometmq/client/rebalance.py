@@ -211,7 +211,9 @@ class Rebalance:
             self._is_open = True
             self._say(queue.topic, f"the offset of {queue} is not known: {error}", error)
             return False
-        return self._own(queue, subscription, offset, stored)
+        # A broker says 0 of a group, too, that it has nothing of: then 0 is to be stored, or nobody
+        # could see how far behind a group is that has consumed nothing yet.
+        return self._own(queue, subscription, offset, stored or None)
 
     def _own(
         self,
