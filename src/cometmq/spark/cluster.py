@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -321,8 +321,10 @@ class Cluster:
             begin = some[-1].queue_offset + 1
         return found
 
-    def commit(self, positions: Positions) -> list[str]:
-        """Store the group's offsets; returns what went wrong, queue by queue."""
+    def commit(self, positions: Positions, fresh: Collection[MessageQueue] = ()) -> list[str]:
+        """Store the group's offsets; returns what went wrong, queue by queue. `fresh`: those that
+        are stored for the first time. Apache's broker makes the table of a group that is new to it
+        without a lock, and of several first offsets it may lose some: so these are looked at."""
         failed: list[str] = []
 
         async def all_of_them(session: Session, reader: Reader) -> None:
@@ -332,7 +334,15 @@ class Cluster:
                 except CometError as error:
                     failed.append(f"{text_of(queue)}: {error}")
 
+            async def look(queue: MessageQueue) -> None:
+                try:
+                    if await reader.committed(queue) != positions[queue]:
+                        await reader.commit(queue, positions[queue])
+                except CometError as error:
+                    failed.append(f"{text_of(queue)}: {error}")
+
             await _each(ask, positions)
+            await _each(look, [queue for queue in fresh if queue in positions])
 
         self._run(all_of_them)
         return failed

@@ -285,7 +285,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not new:
             return
         try:
-            failed = self._cluster.commit(new)
+            failed = self._cluster.commit(new, [one for one in new if one not in self._committed])
         except CometError as error:
             failed = [str(error)]
         if failed:
