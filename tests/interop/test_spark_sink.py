@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "spark"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import pyarrow as pa
-from sink_help import options, read_topic, run_task
+from sink_help import options, run_task
 
 from cometmq.client.received import ReceivedMessage
+from spark_programs import read_topic
 
 from .conftest import SIZES
 from .servers import Server, Settings, selected_servers, start

@@ -4,6 +4,7 @@ It is the one of tests/spark if that runs in the same process: a JVM has one Spa
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cometmq.spark.local import session
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 

@@ -33,8 +33,9 @@ from cometmq.pipelines.running import (
 from cometmq.pipelines.spec import read_spec, run_spec
 from cometmq.testing.local import LocalBroker
 from programs import Program
+from spark_programs import read_topic
 
-from .topics import read_topic, send_born, table
+from .topics import send_born, table
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines" / "orders-by-minute.toml"
 SOURCE = str(Path(__file__).parents[2] / "src")

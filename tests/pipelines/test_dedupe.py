@@ -13,8 +13,9 @@ from cometmq.pipelines.deduping import ORIGIN_ID, dedupe
 from cometmq.pipelines.outbox import Outbox, is_row_by_row
 from cometmq.pipelines.running import DUPLICATES, LATE, PipelineFailed
 from cometmq.testing.local import LocalBroker
+from spark_programs import read_topic
 
-from .topics import read_topic, table
+from .topics import table
 
 
 def send(broker: LocalBroker, topic: str, numbers: list[int], *, by_key: bool = False) -> None:

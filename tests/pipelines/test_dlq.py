@@ -21,8 +21,9 @@ from cometmq.pipelines.files import Files
 from cometmq.pipelines.redriving import Lock, Redrive, Sender
 from cometmq.testing.local import LocalBroker
 from cometmq.wire.codes import RequestCode, ResponseCode
+from spark_programs import read_topic
 
-from .topics import read_topic, table
+from .topics import table
 
 
 def name_of(what: str) -> str:

@@ -16,8 +16,9 @@ from cometmq.pipelines import mirror
 from cometmq.pipelines.copying import as_copies
 from cometmq.testing.local import LocalBroker
 from cometmq.wire.codes import RequestCode
+from spark_programs import count_topic, read_topic
 
-from .pipes import count_topic, read_topic, running, send
+from .pipes import running, send
 
 
 def shard(n: int) -> str:

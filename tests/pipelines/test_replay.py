@@ -21,8 +21,9 @@ from cometmq.pipelines.replay_plan import Bucket, Progress, slices_of
 from cometmq.pipelines.running import PipelineFailed
 from cometmq.testing.local import LocalBroker
 from cometmq.wire.codes import RequestCode
+from spark_programs import count_topic, read_topic
 
-from .pipes import by_queue, count_topic, read_topic, running, send
+from .pipes import by_queue, running, send
 from .topics import lake_files
 
 

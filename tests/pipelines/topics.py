@@ -1,5 +1,5 @@
-"""What the tests of the pipelines share: topics read back, and messages with a birth of one's own
-choice."""
+"""What the tests of the pipelines share: messages with a birth of one's own choice, and lakes
+read back."""
 
 from __future__ import annotations
 
@@ -9,21 +9,10 @@ from typing import Any
 
 import pyarrow.dataset as dataset
 
-from cometmq import Admin
-from cometmq.client.received import ReceivedMessage
 from cometmq.client.remote import Remote
 from cometmq.testing.local import LocalBroker
 from cometmq.wire import headers, properties
 from cometmq.wire.codes import RequestCode
-
-
-def read_topic(namesrv: str, topic: str) -> list[ReceivedMessage]:
-    """All messages of a topic, queue by queue, in order."""
-    found: list[ReceivedMessage] = []
-    with Admin(namesrv) as admin:
-        for queue in admin.topic_route(topic).to_read:
-            found += admin.queue_messages(queue, most=1_000_000)
-    return found
 
 
 def send_born(broker: LocalBroker, topic: str, bodies: dict[bytes, int]) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the sink share: reading a topic back, and a task without Spark around it."""
+"""What the tests of the sink share: its options, and a task without Spark around it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from cometmq import Admin
-from cometmq.client.received import ReceivedMessage
 from cometmq.message import MessageQueue
 from cometmq.spark.sink_bad import BadFile
 from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.sink_send import Request, TaskSender, Totals
 from cometmq.spark.sink_task import Identity, Task
-
-
-def read_topic(namesrv: str, topic: str) -> list[ReceivedMessage]:
-    """All messages of a topic, queue by queue, in order."""
-    found: list[ReceivedMessage] = []
-    with Admin(namesrv) as admin:
-        for queue in admin.topic_route(topic).to_read:
-            found += admin.queue_messages(queue, most=1_000_000)
-    return found
-
-
-def count_topic(namesrv: str, topic: str) -> int:
-    with Admin(namesrv) as admin:
-        stats = admin.topic_stats(topic)
-        return sum(one.max_offset - one.min_offset for one in stats.queues.values())
 
 
 def options(namesrv: str = "127.0.0.1:1", **more: Any) -> SinkOptions:

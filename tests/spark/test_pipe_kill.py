@@ -16,11 +16,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import send_numbers
-from drivers import Driver
-from sink_help import count_topic, read_topic
 
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode
+from spark_programs import SparkProgram, count_topic, read_topic
 
 SEND = RequestCode.SEND_BATCH_MESSAGE
 
@@ -39,20 +38,21 @@ class Pipes:
         broker.create_topic("to", queues=3)
         send_numbers(broker, "from", rows, queues=4)
 
-    def start(self, dice: random.Random | None = None) -> Driver:
+    def start(self, dice: random.Random | None = None) -> SparkProgram:
         """The queries begin one after the other; with dice in any order."""
         queries = list(self._queries)
         if dice is not None:
             dice.shuffle(queries)
         arguments = [self.broker.namesrv, "from", "to", str(self._folder), *queries]
-        return Driver("pipe_driver.py", arguments, self._folder / "driver.log")
+        program = str(Path(__file__).with_name("pipe_driver.py"))
+        return SparkProgram([program, *arguments], self._folder / "driver.log")
 
     def kill_at(self, point: str) -> None:
         """Run until one query has come to this point, and kill all."""
         (self._hold / point).touch()
         driver = self.start()
         driver.wait_until((self._hold / "held").exists)
-        driver.kill()
+        driver.kill_driver()
         assert (self._hold / "held").read_text() == point
         for path in self._hold.iterdir():
             path.unlink()
@@ -106,7 +106,7 @@ def test_killed_in_the_middle(tmp_path: Path, broker: LocalBroker) -> None:
     broker.delay(SEND, 0.1, times=100_000)
     driver = pipes.start()
     driver.wait_until(lambda: pipes.written() >= 300)
-    driver.kill()
+    driver.kill_driver()
     assert pipes.written() < 4000
     driver = pipes.start()
     seen = pipes.written()
@@ -163,7 +163,7 @@ def test_killed_at_any_time(tmp_path: Path, broker: LocalBroker, seed: int) -> N
         for _ in range(dice.randrange(3)):
             driver.kill_workers()
             time.sleep(dice.uniform(0, 1))
-        driver.kill()
+        driver.kill_driver()
     broker.clear_faults()
     pipes.start().finish()
     pipes.check()

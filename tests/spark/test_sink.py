@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from sink_help import count_topic, read_topic
 
 from cometmq.client.remote import Remote
 from cometmq.client.selector import hash_of
 from cometmq.message import MessageQueue
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode, ResponseCode
+from spark_programs import count_topic, read_topic
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 

@@ -11,11 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pyarrow.parquet as pq
 import pytest
-from drivers import Driver
-from sink_help import count_topic, read_topic
 
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode
+from spark_programs import SparkProgram, count_topic, read_topic
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 ROWS, BAD = 1500, 4  # of each file
@@ -42,11 +41,11 @@ class World:
             os.utime(path, (1_700_000_000 + number,) * 2)
         broker.create_topic("killed", queues=4)
 
-    def start(self) -> Driver:
+    def start(self) -> SparkProgram:
         names = [str(self.folder / name) for name in ("in", "checkpoint", "bad", "hold")]
-        return Driver(
-            "sink_driver.py", [self._broker.namesrv, "killed", *names], self.folder / "driver.log"
-        )
+        program = str(Path(__file__).with_name("sink_driver.py"))
+        arguments = [program, self._broker.namesrv, "killed", *names]
+        return SparkProgram(arguments, self.folder / "driver.log")
 
     def stored(self) -> int:
         return count_topic(self._broker.namesrv, "killed")
@@ -70,7 +69,7 @@ def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
         broker.delay(BATCH, 0.2, times=100_000)
         driver = world.start()
         driver.wait_until(lambda: world.stored() >= 300)
-        driver.kill()
+        driver.kill_driver()
         broker.clear_faults()
         middle = world.stored()
         assert 300 <= middle < ROWS
@@ -80,7 +79,7 @@ def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
         driver = world.start()
         driver.wait_until(lambda: world.stored() > middle)
         time.sleep(1)
-        driver.kill()
+        driver.kill_driver()
         broker.clear_faults()
 
         # All is acknowledged, and the commit has not begun; then the commit is done, and Spark has
@@ -89,7 +88,7 @@ def test_a_driver_killed_at_every_step(tmp_path: Path) -> None:
             (world.hold / point).touch()
             driver = world.start()
             driver.wait_until((world.hold / "held").exists)
-            driver.kill()
+            driver.kill_driver()
             assert (world.hold / "held").read_text().split()[0] == point
             assert world.stored() >= ROWS
             for name in (point, "held"):

@@ -13,11 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pyarrow as pa
-from sink_help import options, read_topic, run_task
+from sink_help import options, run_task
 
 from cometmq.errors import SendFailed
 from cometmq.testing import LocalBroker
 from cometmq.wire.codes import RequestCode, ResponseCode
+from spark_programs import read_topic
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 ONE = RequestCode.SEND_MESSAGE_V2

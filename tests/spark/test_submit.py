@@ -20,10 +20,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import send_numbers
-from sink_help import read_topic
 
 from cometmq.spark.java import ensure_java
 from cometmq.testing import LocalBroker
+from spark_programs import read_topic
 
 pytestmark = pytest.mark.large  # four JVMs
 

@@ -9,6 +9,7 @@ queue arrive in the order in which they were begun, also those begun before ther
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 ASK_AGAIN_S = 0.2
 
 
-class Line(Generic[T]):
+class Line(ABC, Generic[T]):
     """Those who wait for one thing. Nobody waits longer than it may (Sending.ends)."""
 
     def __init__(self) -> None:
@@ -70,17 +71,21 @@ class Line(Generic[T]):
         for one in late:
             self.fail(one, self.why_late())
 
+    @abstractmethod
     async def get(self) -> T:
-        raise NotImplementedError
+        """What all wait for; it may take as long as it does."""
 
+    @abstractmethod
     def go(self, sending: Sending, found: T) -> None:
-        raise NotImplementedError
+        """It is there."""
 
+    @abstractmethod
     def fail(self, sending: Sending, error: Exception) -> None:
-        raise NotImplementedError
+        """It won't be, or not in time for this one."""
 
+    @abstractmethod
     def why_late(self) -> Exception:
-        raise NotImplementedError
+        """What to say to who may not wait any longer."""
 
 
 class RouteLine(Line[Route]):
