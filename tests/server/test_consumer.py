@@ -796,6 +796,32 @@ def test_subscriptions_may_change_while_it_runs(broker: LocalBroker) -> None:
     assert bills.count == 8
 
 
+def test_a_paused_consumer_keeps_its_queues_and_asks_for_nothing(broker: LocalBroker) -> None:
+    async def work() -> None:
+        seen = Seen()
+        async with Consumer("pausing", namesrv=broker.namesrv, start="first") as consumer:
+            consumer.subscribe("orders", seen)
+            consumer.pause()
+            await consumer.start()
+            first = fill(broker, 40)
+            await asyncio.sleep(0.3)
+            assert len(consumer.queues) == QUEUES + 1 and "(paused)" in repr(consumer)
+            assert seen.bodies == []
+            consumer.resume()
+            await until(lambda: sorted(seen.bodies) == sorted(first))
+            consumer.pause()
+            fill(broker, QUEUES, tag="under-way-")  # the pulls that are held may still bring these
+            await until(lambda: len(seen.bodies) == 40 + QUEUES)
+            later = fill(broker, 40, tag="later-")
+            await asyncio.sleep(0.3)
+            assert len(seen.bodies) == 40 + QUEUES
+            consumer.resume()
+            await until(lambda: set(later) <= set(seen.bodies))
+            assert len(seen.bodies) == 80 + QUEUES
+
+    run(work())
+
+
 def test_hooks_hear_of_each_call(broker: LocalBroker) -> None:
     fill(broker, 8)
     told: list[tuple[int, Outcome]] = []

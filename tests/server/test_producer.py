@@ -21,6 +21,7 @@ from cometmq.client.selector import hash_of
 from cometmq.errors import NoRoute, SendFailed, Unreachable, UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendStatus
 from cometmq.testing.local import LocalBroker
+from cometmq.testing.proxy import Proxy
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 
 
@@ -197,6 +198,29 @@ def test_a_broker_that_can_not_be_reached_is_named_with_who_says_so() -> None:
             assert f"{broker.broker_name} advertises that address (brokerIP1)" in text
             assert not failed.value.is_maybe_stored
             assert isinstance(failed.value.__cause__, Unreachable)
+
+
+def test_the_vip_channel_is_two_ports_below() -> None:
+    def send(namesrv: str, way: dict[str, Any]) -> None:
+        with blocking.Producer("shop", namesrv=namesrv, retries=0, **way) as producer:
+            for _ in range(9):
+                producer.send(Message("vip", b"1"))
+            producer.send_oneway(Message("vip", b"2"))
+
+    # Nobody listens where this broker says it is; its VIP port is the proxy's.
+    with LocalBroker(store="memory", settings={"brokerIP1": "127.0.0.2"}) as broker:
+        broker.create_topic("vip", queues=4)
+        vip = f"127.0.0.2:{int(broker.broker_address.rpartition(':')[2]) - 2}"
+        with pytest.raises(SendFailed, match="advertises that address"):
+            send(broker.namesrv, {})
+        with pytest.raises(SendFailed, match=f"{vip} refused.*VIP port of broker-a.*vip_channel"):
+            send(broker.namesrv, {"vip_channel": True})
+        with Proxy(broker.broker_address, listen=vip):
+            send(broker.namesrv, {"vip_channel": True})
+            give_up = time.monotonic() + 10
+            while len(stored(broker, "vip")) < 10 and time.monotonic() < give_up:
+                time.sleep(0.01)
+        assert len(stored(broker, "vip")) == 10
 
 
 def test_refusals_are_tried_again_and_told(broker: LocalBroker) -> None:

@@ -304,6 +304,18 @@ class Consumer:
     def unsubscribe(self, topic: str) -> None:
         background.run(on_loop(lambda: self._inner.unsubscribe(topic)))
 
+    def pause(self) -> None:
+        """Ask for no more messages, until `resume`; stay a member and keep the queues. What was
+        fetched already, and what a pull under way brings, is handled all the same."""
+        background.run(on_loop(self._inner.pause))
+
+    def resume(self) -> None:
+        background.run(on_loop(self._inner.resume))
+
+    @property
+    def is_paused(self) -> bool:
+        return self._inner.is_paused
+
     def start(self) -> None:
         """Join the group and begin to consume, in the background."""
         background.run(self._inner.start())

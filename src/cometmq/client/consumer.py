@@ -166,6 +166,7 @@ class Consumer:
             on_interrupt=self._interrupted,
         )
         self._retry_version = 0
+        self.is_paused = False
         self._rules: PullRules | None = None
         self._rebalance: Rebalance | None = None
         self._threads: Threads | None = None
@@ -179,6 +180,7 @@ class Consumer:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closing else "running" if self.is_running else "not started"
+        state += " (paused)" if self.is_paused else ""
         topics = ",".join(sorted(self.session.unwrap(one) for one in self._topics))
         return f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state}>"
 
@@ -253,6 +255,22 @@ class Consumer:
     def unsubscribe(self, topic: str) -> None:
         self._topics.pop(self.session.wrap(topic), None)
         self._changed()
+
+    def pause(self) -> None:
+        """Ask for no more messages, until `resume`; stay a member and keep the queues.
+
+        What was fetched already, and what a pull under way brings, is handled all the same.
+        """
+        self.is_paused = True
+        if self._rules is not None:
+            self._rules.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        if self._rules is not None:
+            self._rules.is_paused = False
+            for owned in self.owned.values():
+                owned.pull()
 
     def _changed(self) -> None:
         if self._rebalance is not None:
@@ -406,6 +424,7 @@ class Consumer:
             on_pulled=self._line_up if self.is_ordered else self._hand_out,
             on_moved=lambda owned, offset: self.rebalance.move(owned, offset),
         )
+        rules.is_paused = self.is_paused
         self._rules = rules
         return Rebalance(
             self.session,

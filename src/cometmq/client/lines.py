@@ -124,12 +124,12 @@ class ConnectionLine(Line[Connection]):
 
     def __init__(self, producer: Producer, address: str, broker: str) -> None:
         super().__init__()
-        self._connections = producer.session.connections
+        self._producer = producer
         self._address = address
         self._broker = broker
 
     async def get(self) -> Connection:
-        return await self._connections.get(self._address, self._broker)
+        return await connected(self._producer, self._address, self._broker)
 
     def go(self, sending: Sending, found: Connection) -> None:
         sending.connected(found)
@@ -139,6 +139,20 @@ class ConnectionLine(Line[Connection]):
 
     def why_late(self) -> Exception:
         return Unreachable(f"TCP connect to {self._address} took longer than the send may")
+
+
+async def connected(producer: Producer, address: str, broker: str) -> Connection:
+    """A connection to send through; Unreachable says whose address it is."""
+    connections = producer.session.connections
+    if not producer.send_options.vip_channel:
+        return await connections.get(address, broker)
+    try:
+        return await connections.get(address)
+    except Unreachable as error:
+        raise Unreachable(
+            f"{error}; it is the VIP port of {broker}, which not every broker has: "
+            f"vip_channel=False sends to the port that it advertises"
+        ) from None
 
 
 class Lines(dict[str, "RouteLine | ConnectionLine"]):

@@ -21,7 +21,7 @@ from cometmq.client import outgoing
 from cometmq.client.compression import compress
 from cometmq.client.connection import Connection
 from cometmq.client.latency import BrokerHealth
-from cometmq.client.lines import Lines
+from cometmq.client.lines import Lines, connected
 from cometmq.client.outgoing import SendTemplate
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
@@ -50,6 +50,7 @@ log = logging.getLogger("cometmq.client")
 
 MAX_KNOWN_TOPICS = 10_000
 MOST_SURE_CHARS = props.MAX_PROPERTIES_BYTES // 4  # so many fit, whatever they are in UTF-8
+VIP_DISTANCE = 2  # a broker's VIP port is so far below the one that it advertises
 PROBE_S = 3.0
 
 
@@ -196,8 +197,8 @@ class Producer:
         if not route.to_send:
             raise NoRoute(sending.topic, route.why_not_sent)
         chosen = sending.choose(route)
-        address = await self.session.leader(chosen.broker, sending.topic)
-        connection = await self.session.connections.get(address, chosen.broker)
+        address = self.port_of(await self.session.leader(chosen.broker, sending.topic))
+        connection = await connected(self, address, chosen.broker)
         sending.queue = chosen
         ext = sending.ext()
         connection._write(
@@ -397,14 +398,21 @@ class Producer:
         template = self.template(route.topic)
         ways: list[tuple[MessageQueue, bytes, Connection]] = []
         for queue in route.to_send:
-            address = route.leader_of(queue.broker)
-            connection = self.session.connections.known(address) if address else None
-            if connection is None:
+            leader = route.leader_of(queue.broker)
+            connection = leader and self.session.connections.known(self.port_of(leader))
+            if not connection:
                 return
             ways.append((queue, template.plain(queue.queue_id), connection))
         if len(self.lanes) >= MAX_KNOWN_TOPICS:
             self.lanes.clear()
         self.lanes[route.topic] = Lane(route, ways, route.to_send.index(used))
+
+    def port_of(self, leader: str) -> str:
+        """Where sends to this broker go: the address that it advertises, or its VIP port."""
+        if not self.send_options.vip_channel:
+            return leader
+        host, _, port = leader.rpartition(":")
+        return f"{host}:{int(port) - VIP_DISTANCE}"
 
     def template(self, topic: str) -> SendTemplate:
         found = self._templates.get(topic)
@@ -450,11 +458,11 @@ class Producer:
         while True:
             await asyncio.sleep(PROBE_S)
             for broker in self._health.to_probe(int(self.loop.time() * 1e3)):
-                address = self.session.routes.leader_of(broker)
+                leader = self.session.routes.leader_of(broker)
                 is_reachable = False
-                if address is not None:
+                if leader is not None:
                     with suppress(CometError):
-                        await self.session.connections.get(address)
+                        await self.session.connections.get(self.port_of(leader))
                         is_reachable = True
                 self._health.probed(broker, is_reachable, int(self.loop.time() * 1e3))
 

@@ -66,6 +66,8 @@ class PullRules:
         self.interval_ms = interval_ms
         self.on_pulled = on_pulled
         self.on_moved = on_moved
+        self.is_paused = False
+        """No new pulls of any queue; who ends it calls `pull` of each."""
         self.flow_waits = 0
         self.filtered = 0
         self._refreshing: set[str] = set()
@@ -194,7 +196,7 @@ class PulledQueue:
 
     def pull(self) -> None:
         """Ask for the next messages, now or when there is room for them."""
-        if self.is_dropped or self._is_asked or self.is_stopped:
+        if self.is_dropped or self._is_asked or self.is_stopped or self._rules.is_paused:
             return
         self._cancel_timer()
         if self.window.room(self._rules.limits) is not None:

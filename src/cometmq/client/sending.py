@@ -100,6 +100,8 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sends under way at most; `send` waits for room, `send_async` raises WindowFull."""
     avoid_slow_brokers: bool = False
     """RocketMQ's sendLatencyFaultEnable."""
+    vip_channel: bool = False
+    """Send to the brokers' VIP port, two below the one they advertise."""
 
 
 Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[SendResult]"
@@ -185,10 +187,11 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             return
         self.queue = queue
         self.broker = queue.broker
-        address = route.leader_of(queue.broker)
-        if address is None:
+        leader = route.leader_of(queue.broker)
+        if leader is None:
             self._end(NoRoute(self.topic, f"broker {queue.broker} has no leader registered"))
             return
+        address = producer.port_of(leader)
         line = producer.lines.get(address)
         if line is not None:
             line.join(self)
