@@ -1,9 +1,13 @@
 """What to measure the connector by: the same without Arrow, and the least that Spark takes.
 
-Owns: the formats `rocketmq-rows` and `floor`. One rule: `rocketmq-rows` asks brokers for the same
-bytes by the same pulls and sends as many messages in a request; only what happens to each message
-between broker and Spark is done the plain way, one after the other in Python. `floor` asks nobody:
-a stream of rows that are made on the spot, and a sink that drops what it gets.
+Owns: the formats `rocketmq-rows`, `rocketmq-lazy-rows` and `floor`. One rule: the first two ask
+brokers for the same bytes by the same pulls and send as many messages in a request; only what
+happens to each message between broker and Spark is done the plain way, one after the other in
+Python. `floor` asks nobody: a stream of rows that are made on the spot, and a sink that drops what
+it gets.
+
+`rocketmq-rows` reads each record whole, as the plain codec does; `rocketmq-lazy-rows` with our
+client's messages, which leave alone what nobody asks for.
 """
 
 from __future__ import annotations
@@ -32,12 +36,16 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import Row, StructType
 
 from cometmq import Message, Producer
+from cometmq.client.compression import decompress
 from cometmq.client.reading import Filter
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.spark.batch import QueueRanges, make_reader
 from cometmq.spark.read import RangeReader
 from cometmq.spark.schema import schema_of
 from cometmq.spark.source_options import SourceOptions
+from cometmq.wire import properties as props
+from cometmq.wire import record
+from cometmq.wire.message_id import offset_id
 
 IN_ONE = 1000  # messages in a request, as the sink's batchMessages
 
@@ -46,7 +54,7 @@ def _time(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-FIELDS = {
+LAZY = {
     "topic": lambda m: m.stored_topic,
     "broker": lambda m: m.broker,
     "queue_id": lambda m: m.queue_id,
@@ -61,10 +69,42 @@ FIELDS = {
 }
 
 
+def lazy_rows(body: bytes, broker: str, end: int, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    fields = [LAZY[name] for name in names]
+    message: ReceivedMessage
+    for message in read_all(body, broker):
+        if message.queue_offset < end:
+            yield tuple(field(message) for field in fields)
+
+
+WHOLE = {
+    "topic": lambda m, p, broker: m.topic,
+    "broker": lambda m, p, broker: broker,
+    "queue_id": lambda m, p, broker: m.queue_id,
+    "queue_offset": lambda m, p, broker: m.queue_offset,
+    "keys": lambda m, p, broker: p.get("KEYS"),
+    "tags": lambda m, p, broker: p.get("TAGS"),
+    "body": lambda m, p, broker: decompress(m.body, m.sys_flag) if m.sys_flag & 1 else m.body,
+    "born_time": lambda m, p, broker: _time(m.born_ms),
+    "store_time": lambda m, p, broker: _time(m.store_ms),
+    "reconsume_times": lambda m, p, broker: m.reconsume_times,
+    "msg_id": lambda m, p, broker: p.get("UNIQ_KEY") or offset_id(m.store_host, m.log_offset),
+}
+
+
+def whole_rows(body: bytes, broker: str, end: int, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    fields = [WHOLE[name] for name in names]
+    for message in record.decode_all(body):
+        if message.queue_offset < end:
+            properties = props.parse(message.properties)
+            yield tuple(field(message, properties, broker) for field in fields)
+
+
 class RowReader(DataSourceReader):
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+    def __init__(self, options: dict[str, str], schema: StructType, is_lazy: bool) -> None:
         self._raw = options
         self._schema = schema
+        self._is_lazy = is_lazy
 
     def partitions(self) -> list[InputPartition]:
         return make_reader(self._raw, self._schema).partitions()
@@ -72,14 +112,11 @@ class RowReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, QueueRanges)
         options = SourceOptions.parse(self._raw)
-        fields = [FIELDS[name] for name in self._schema.names]
+        rows = lazy_rows if self._is_lazy else whole_rows
         for one in partition.ranges:
             for window in chain.from_iterable(RangeReader(one, options, Filter()).windows()):
-                message: ReceivedMessage
                 for body in window.bodies:
-                    for message in read_all(body, one.broker):
-                        if message.queue_offset < window.end:
-                            yield tuple(field(message) for field in fields)
+                    yield from rows(body, one.broker, window.end, self._schema.names)
 
 
 @dataclass
@@ -108,6 +145,8 @@ class RowWriter(DataSourceWriter):
 
 
 class RowSource(DataSource):
+    is_lazy = False
+
     @classmethod
     def name(cls) -> str:
         return "rocketmq-rows"
@@ -119,10 +158,18 @@ class RowSource(DataSource):
         return schema_of(SourceOptions.parse(self._own()).columns)
 
     def reader(self, schema: StructType) -> RowReader:
-        return RowReader(self._own(), schema)
+        return RowReader(self._own(), schema, self.is_lazy)
 
     def writer(self, schema: StructType, overwrite: bool) -> RowWriter:
         return RowWriter(self._own())
+
+
+class LazyRowSource(RowSource):
+    is_lazy = True
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq-lazy-rows"
 
 
 # -------------------------------------------------------------------------------------------- floor
