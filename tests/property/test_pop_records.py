@@ -158,7 +158,13 @@ def test_batches_are_the_clients(steps: set[int], start: int) -> None:
     assert one.offsets == tuple(start + step for step in sorted(steps))
 
 
-@pytest.mark.parametrize("text", ["", "*", None, 7, base64.b64encode(b"x" * 200_000).decode()])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "*", None, 7, base64.b64encode(b"x" * 200_000).decode()),
+        base64.b64encode(b"\xff" * (1 << 13)).decode(),
+    ],
+)
 def test_bit_sets(text: Any) -> None:
     if text == "":
         assert pop_receipts.bit_set(text) == []
@@ -174,3 +180,14 @@ def test_retry_topics(group: str, topic: str) -> None:
         if not topic.startswith("%RETRY%"):
             assert pop_receipts.flag_of(name) == flag
             assert pop_receipts.normal_topic(name, group) == topic
+
+
+def test_a_batch_acknowledges_so_many_messages_and_no_more() -> None:
+    full = base64.b64encode(b"\xff" * 512).decode()
+    ack = {"c": "G", "t": "T", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1, "b": full}
+    body = {"brokerName": "b", "acks": [ack] * 2}
+    _, found = pop_receipts.parse_batch(fastjson.dumps(body))
+    assert [len(one.offsets) for one in found] == [4096, 4096]
+    body["acks"] = [ack] * 3
+    with pytest.raises(BodyError, match="8192 messages"):
+        pop_receipts.parse_batch(fastjson.dumps(body))

@@ -647,6 +647,8 @@ cdef class Hot(_Waited):
                     return False
             elif is_name(name, name_size, "DELAY", 5):
                 cooked.asked = digits(value, value_size, 9)
+                if value_size and value[0] == 48:
+                    return False  # a level with zeros before it is written anew
                 if not may_keep or cooked.kind or not 0 < cooked.asked <= self.level_count:
                     return False
                 cooked.kind = DELAYED
@@ -838,6 +840,13 @@ cdef class Hot(_Waited):
             elif self.allowed & IS_SYNC and is_name(one.name, one.name_size, "WAIT", 4):
                 if is_name(one.value, one.value_size, "false", 5):
                     return False
+            elif (
+                is_name(one.name, one.name_size, "DELAY", 5)
+                or is_name(one.name, one.name_size, "TRAN_MSG", 8)
+                or is_name(one.name, one.name_size, "TTL_MS", 6)
+                or (one.name_size > 6 and memcmp(one.name, b"TIMER_", 6) == 0)
+            ):
+                return False
         return True
 
     cdef bint piece(self, _Topic topic, Bytes p, Bytes stop, Cooked* cooked):

@@ -184,11 +184,10 @@ def _in_index(broker: Broker, topic: str, key: str, since_ms: int) -> First | No
 
 def _with_key(broker: Broker, topic: str, key: str, since_ms: int) -> list[StoredMessage]:
     """The records under a topic that have this very unique key, oldest first."""
-    found = broker.store.find_by_key(topic, key, _MOST_FOUND, since_ms, _END_OF_TIME_MS)
-    if not found.records:
-        return []
-    messages = [record.decode(raw) for raw in found.records]
-    return [one for one in messages if properties.get(one.properties, properties.UNIQUE_KEY) == key]
+    found = broker.store.find_by_key(
+        topic, key, _MOST_FOUND, since_ms, _END_OF_TIME_MS, is_unique=True
+    )
+    return [record.decode(raw) for raw in found.records]
 
 
 def _first(stored: StoredMessage, queue_id: int) -> First:

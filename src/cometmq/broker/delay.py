@@ -110,7 +110,7 @@ class Delay:
         if level <= 0 or kind not in (0, SysFlag.COMMIT) or not self.delays_ms:
             return False
         text = message.properties
-        if level > self.max_level or "TIMER_" in text:
+        if level > self.max_level or "TIMER_" in text or f"DELAY\x01{level}\x02" not in text:
             level = min(level, self.max_level)
             table = properties.parse(text)
             for name in (
@@ -278,8 +278,7 @@ def level_of(message: NewMessage) -> int:
     """The delay level that a message asks for; 0 if none."""
     if properties.DELAY not in message.properties:
         return 0
-    text = properties.get(message.properties, properties.DELAY) or ""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    return properties.number(properties.get(message.properties, properties.DELAY)) or 0
 
 
 def real_message(stored: StoredMessage) -> NewMessage | None:

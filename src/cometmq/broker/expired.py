@@ -292,7 +292,9 @@ def _is_there(broker: Broker, target: TopicConfig, stored: StoredMessage, until_
     key = properties.get(stored.properties, properties.UNIQUE_KEY)
     if key is None:
         return False
-    found = broker.store.find_by_key(target.topicName, key, 64, until_ms, _END_OF_TIME_MS)
+    found = broker.store.find_by_key(
+        target.topicName, key, 64, until_ms, _END_OF_TIME_MS, is_unique=True
+    )
     origin = _origin(stored).items()
     return any(
         origin <= properties.parse(record.decode(raw).properties).items() for raw in found.records

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cometmq.broker.sql92 import SqlFilter, compile_sql
+from cometmq.broker.sql92 import CHARS_PER_PULL, MAX_NODES, SqlFilter, compile_sql
 from cometmq.errors import RequestRefused
 from cometmq.store.layout import EXT_ADDRESS_MAX
 from cometmq.wire import properties
@@ -35,6 +35,7 @@ class TagFilter(msgspec.Struct, frozen=True):
     prefixes: tuple[str, ...] = ()
 
     max_scan = None  # the store's own limit
+    max_chars = CHARS_PER_PULL
 
     @property
     def needs_record(self) -> bool:
@@ -72,6 +73,7 @@ class RetryFilter(msgspec.Struct, frozen=True):
     accepts_all = False
     needs_record = True
     max_scan = 100
+    max_chars = CHARS_PER_PULL // MAX_NODES
 
     def accepts_code(self, tags_code: int) -> bool:
         return True

@@ -181,19 +181,18 @@ class Half:
         """Store a message, and that the half at `at` is over; `end_offset` is where both end."""
         config = broker.config
         is_due = not is_by_producer
+        if (
+            message is None
+        ):  # only this record tells of it; of a commit, the message itself does too
+            return broker.put(op_record(broker, [at], now_ms), now_ms, is_due=True)
         is_batched = config.transaction_op_interval_ms > 0 and is_by_producer
         if broker.is_stopping or not is_batched:
             op = op_record(broker, [at], now_ms)
-            if message is None:
-                return broker.put(op, now_ms, is_due=True)
             if len(message.body) + len(op.body) <= config.max_message_bytes:
                 return broker.put_together(message, op, now_ms, is_due=is_due)
         if self._is_full(config.transaction_op_bytes):
             self._write_pending(broker, now_ms)
-        if message is None:
-            appended = Appended(0, at, 0, 0, now_ms)
-        else:
-            appended = broker.put(message, now_ms, is_due=is_due)
+        appended = broker.put(message, now_ms, is_due=is_due)
         self._note_pending(broker, at, now_ms, config.transaction_op_interval_ms)
         return appended
 

@@ -107,7 +107,8 @@ def with_key_of(store: Store, topic: str, half: StoredMessage) -> Iterator[Store
     """Messages of a topic with the unique key of a half."""
     key = properties.get(half.properties, properties.UNIQUE_KEY)
     if key:
-        for raw in store.find_by_key(topic, key, MOST_FOUND, 0, _FOR_EVER_MS).records:
+        found = store.find_by_key(topic, key, MOST_FOUND, 0, _FOR_EVER_MS, is_unique=True)
+        for raw in found.records:
             yield record.decode(raw)
 
 

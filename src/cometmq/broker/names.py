@@ -46,6 +46,9 @@ NOT_FOR_CLIENTS = frozenset(
 )
 """Topics that clients may not send to."""
 
+UNSEEN_TOPICS = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, TIMER_TOPIC))
+"""Where messages wait: nobody consumes from there."""
+
 TOOLS_GROUP = "TOOLS_CONSUMER"
 """Operators look at messages as this group."""
 

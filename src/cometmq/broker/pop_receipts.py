@@ -25,8 +25,9 @@ from cometmq.wire import bodies
 
 ORDERED_QUEUE = 999  # in the place of a revive queue
 MOST_RECEIPT = 1_024  # characters
-MOST_BITS = 1 << 20  # of a bit set: how far behind its start a pop may have read
+MOST_BITS = 1 << 16  # of a bit set: how far behind its start a pop may have read
 MOST_ACKS = 4_096  # pops in one batch
+MOST_ACKED = 8_192  # messages in one batch
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -182,10 +183,15 @@ def parse_batch(raw: bytes) -> tuple[str, list[BatchedAck]]:
         return "", []
     if len(entries) > MOST_ACKS:
         raise BodyError(f"{len(entries)} pops in one batch of acks, at most {MOST_ACKS}")
-    return broker if isinstance(broker, str) else "", [_batched(one) for one in entries]
+    found: list[BatchedAck] = []
+    left = MOST_ACKED
+    for one in entries:
+        found.append(_batched(one, left))
+        left -= len(found[-1].offsets)
+    return broker if isinstance(broker, str) else "", found
 
 
-def _batched(raw: Any) -> BatchedAck:
+def _batched(raw: Any, most: int) -> BatchedAck:
     one = bodies.convert(raw, _Entry, "ack")
     if min(one.so, one.q, one.rq, one.pt, one.it) < 0:
         raise BodyError("an ack with a negative number")
@@ -197,11 +203,11 @@ def _batched(raw: Any) -> BatchedAck:
         one.pt,
         one.it,
         one.rq,
-        tuple(one.so + at for at in bit_set(one.b)),
+        tuple(one.so + at for at in bit_set(one.b, most)),
     )
 
 
-def bit_set(text: Any) -> list[int]:
+def bit_set(text: Any, most: int = MOST_ACKED) -> list[int]:
     """Base64 of Java's BitSet.toByteArray: the lowest bit comes first."""
     if not isinstance(text, str):
         raise BodyError("an ack without its bit set b")
@@ -211,9 +217,10 @@ def bit_set(text: Any) -> list[int]:
         raise BodyError(f"the bit set {text[:40]!r} of an ack is not base64") from None
     if len(raw) * 8 > MOST_BITS:
         raise BodyError(f"a bit set of {len(raw)} bytes, at most {MOST_BITS // 8}")
-    bits, found = int.from_bytes(raw, "little"), []
-    while bits:
-        lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
-        bits ^= lowest
+    bits = int.from_bytes(raw, "little")
+    if bits.bit_count() > most:
+        raise BodyError(f"more than {MOST_ACKED} messages in one batch of acks")
+    digits, found, at = f"{bits:b}"[::-1], [], -1
+    while (at := digits.find("1", at + 1)) >= 0:
+        found.append(at)
     return found

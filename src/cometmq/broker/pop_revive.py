@@ -358,7 +358,9 @@ class Revive:
         table.setdefault(pop_records.FIRST_POP_TIME, str(point.pop_ms))
         table[pop_records.ORIGIN_GROUP] = point.group
         if is_dead:
-            retry.note_death(table, normal_topic(point.topic, point.group), stored.properties)
+            origin = normal_topic(point.topic, point.group)
+            why = f"received {message.reconsume_times} times, never acknowledged"
+            retry.note_death(table, origin, stored.properties, why)
         message.properties = properties.build(table)
         return message
 

@@ -7,7 +7,6 @@ one), and a pull is held at most once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from cometmq.broker.holds import Hold
 from cometmq.errors import RequestRefused
 from cometmq.ports import Out
 from cometmq.requests import Call, Reply
-from cometmq.store.results import Fetched, FetchStatus
+from cometmq.store.results import Accept, Fetched, FetchStatus
 from cometmq.wire.codes import Perm, PullFlag, RequestCode, ResponseCode
 from cometmq.wire.headers import PullHeader
 
@@ -211,7 +210,7 @@ def fetch(
     queue: tuple[str, int],
     offset: int,
     count: int,
-    accepts: Callable[[int, int], bool] | None,
+    accepts: Accept | None,
     max_scan: int | None,
     now_ms: int,
     *,
@@ -238,13 +237,14 @@ def _is_stale(now_ms: int, view: memoryview) -> bool:
     return ttl.is_stale(view, now_ms)
 
 
-def accept(broker: Broker, wants: Filter) -> Callable[[int, int], bool] | None:
-    """The filter as the store asks it: by a unit's tag code, or by the record's properties."""
+def accept(broker: Broker, wants: Filter) -> Accept | None:
+    """The filter as the store asks it in one request: by a unit's tag code, or by the record's
+    properties."""
     if wants.accepts_all:
         return None
     if not wants.needs_record:
         return lambda tags_code, log_offset: wants.accepts_code(tags_code)
-    return broker.store.by_properties(wants.accepts_record)
+    return broker.store.by_properties(wants.accepts_record, wants.max_chars)
 
 
 def _hold(broker: Broker, call: Call, wants: Filter, now_ms: int) -> bool:

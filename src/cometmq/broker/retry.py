@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cometmq.broker")
 
 FIRST_LEVEL = 3  # the level of a first retry; each later one is a level higher
+_MOST_CHARS = properties.MAX_PROPERTIES_BYTES // 4  # of a property text to which more may be added
 _READ_WRITE = int(Perm.READ | Perm.WRITE)
 
 
@@ -54,6 +55,12 @@ def send_back(broker: Broker, call: Call) -> Reply | None:
             ResponseCode.SYSTEM_ERROR,
             f"no message at log offset {header.offset} on {config.name}; it may have expired",
         )
+    if stored.topic in names.UNSEEN_TOPICS:
+        raise RequestRefused(
+            ResponseCode.SYSTEM_ERROR,
+            f"the message at log offset {header.offset} is in {stored.topic}, where no consumer "
+            "gets messages from: it can't be sent back",
+        )
     if ttl.is_over(stored.properties, call.now_ms):
         broker.stats.kept_back(stored.topic, 1)
         return Reply()  # nobody is to get it any more
@@ -68,12 +75,12 @@ def send_back(broker: Broker, call: Call) -> Reply | None:
     if stored.reconsume_times >= most or header.delayLevel < 0:
         topic = dead_letters(broker, header.group, call)
         message = renewed(stored, topic, 0)
-        note_death(table, stored.topic, stored.properties)
-        broker.stats.counters.dead_letters += 1
         if message.reconsume_times < most:
-            why = "its consumer asked for it"
+            why = f"its consumer asked for it after {stored.reconsume_times} retries"
         else:
-            why = f"it was tried {message.reconsume_times} times"
+            why = all_failed(stored.reconsume_times)
+        note_death(table, stored.topic, stored.properties, why)
+        broker.stats.counters.dead_letters += 1
         log.info("dead letter group=%s id=%s: %s", header.group, table.get("UNIQ_KEY"), why)
     else:
         level = header.delayLevel or FIRST_LEVEL + stored.reconsume_times
@@ -102,7 +109,8 @@ def limit_of_resend(
     is_ordered = broker.locks.is_any_held(name, call.now_ms)
     if message.reconsume_times > most or (is_ordered and message.reconsume_times > 0):
         table = properties.parse(message.properties)
-        note_death(table, table.get(properties.RETRY_TOPIC, message.topic), message.properties)
+        origin, times = table.get(properties.RETRY_TOPIC, message.topic), message.reconsume_times
+        note_death(table, origin, message.properties, all_failed(max(times - 1, 0)))
         table.pop(properties.DELAY, None)
         message.properties = properties.build(table)
         message.topic = dead_letters(broker, name, call)
@@ -119,9 +127,16 @@ def most_times(group: GroupConfig, asked: int | None, version: int) -> int:
     return group.retryMaxTimes
 
 
-def note_death(table: dict[str, str], topic: str, text: str) -> None:
-    """Where a dead letter came from, kept if it says so already; and it lives on."""
+def all_failed(retries: int) -> str:
+    return f"all {retries} retries failed"
+
+
+def note_death(table: dict[str, str], topic: str, text: str, why: str) -> None:
+    """Where a dead letter came from and why it is one, kept if it says so already; and it lives
+    on."""
     ttl.forget(table)
+    if len(text) < _MOST_CHARS:
+        table.setdefault(properties.DEAD_REASON, why)
     table.setdefault("DLQ_ORIGIN_TOPIC", table.get(properties.RETRY_TOPIC, topic))
     origin = properties.get(text, properties.UNIQUE_KEY)
     if origin is not None:

@@ -244,17 +244,17 @@ def _check_batch(broker: Broker, header: SendHeader, body: bytes, pieces: list[P
     if not body:
         raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     pieces.extend(record.split_batch(body))
-    for piece in pieces:
-        if ttl.MARK in piece.properties:
-            ttl.check(piece.properties)
-        if not any(name in piece.properties for name in _KINDS):
+    for text in (header.properties or "", *(piece.properties for piece in pieces)):
+        if ttl.MARK in text:
+            ttl.check(text)
+        if not any(name in text for name in _KINDS):
             continue
-        if (properties.get(piece.properties, properties.HALF) or "").lower() == "true":
+        if (properties.get(text, properties.HALF) or "").lower() == "true":
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, "a message in a batch can't be transactional"
             )
         for name in _LATER:
-            if properties.has(piece.properties, name):
+            if properties.has(text, name):
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"a message in a batch can't be delayed ({name})"
                 )

@@ -33,6 +33,7 @@ MAX_DEPTH = 64  # parentheses and operators within each other: Python's stack is
 MAX_LIST = 1_024  # texts of one IN
 MAX_CACHED = 256  # compiled expressions kept; RocketMQ keeps 100
 STEPS_PER_PULL = 100_000  # some 30 ms; a pull with an expression of many nodes looks at less
+CHARS_PER_PULL = 16_000_000  # of properties, by each node; some 30 ms where texts are searched
 
 
 class SqlFilter(msgspec.Struct, frozen=True):
@@ -51,6 +52,11 @@ class SqlFilter(msgspec.Struct, frozen=True):
     def max_scan(self) -> int:
         """How many messages one pull may look at."""
         return max(32, STEPS_PER_PULL // self.steps)
+
+    @property
+    def max_chars(self) -> int:
+        """How many characters of property strings it may look through."""
+        return CHARS_PER_PULL // self.steps
 
     def accepts_code(self, tags_code: int) -> bool:
         """The queue unit knows nothing of properties."""

@@ -13,7 +13,6 @@ from cometmq.errors import MessageIllegal, StoreError
 from cometmq.message import NewMessage, StoredMessage
 from cometmq.wire import properties
 
-_MAX_I64 = 2**63 - 1
 _NOT_TIMED = frozenset((names.TIMER_TOPIC, names.HALF_TOPIC, names.OP_TOPIC))
 _ASKED = (
     (properties.TIMER_DELAY_SEC, 1000, True),
@@ -27,7 +26,7 @@ def slot_for(config: BrokerConfig, topic: str, text: str, now_ms: int) -> int | 
     MessageIllegal or StoreError if it can't be taken."""
     if "TIMER_" not in text or topic in _NOT_TIMED:
         return None
-    if (number(properties.get(text, properties.DELAY)) or 0) > 0:
+    if (properties.number(properties.get(text, properties.DELAY)) or 0) > 0:
         return None  # a level wins
     if properties.get(text, properties.TIMER_OUT_MS) is not None:
         return None  # it was timed already
@@ -57,7 +56,7 @@ def _due_ms(text: str, now_ms: int) -> int | None:
         value = properties.get(text, name)
         if value is None:
             continue
-        found = number(value)
+        found = properties.number(value)
         if found is None:
             raise MessageIllegal(f"{name}={value[:40]!r} is not a number")
         return now_ms + found * unit_ms if is_relative else found
@@ -96,18 +95,7 @@ def leaving(
     table[properties.TIMER_ENQUEUE_MS] = str(entered_ms)
     table[properties.TIMER_DEQUEUE_MS] = str(now_ms)
     if is_rolled:
-        times = number(table.get(properties.TIMER_ROLL_TIMES)) or 0
+        times = properties.number(table.get(properties.TIMER_ROLL_TIMES)) or 0
         table[properties.TIMER_ROLL_TIMES] = str(times + 1)
     message.properties = properties.build(table)
     return message
-
-
-def number(text: str | None) -> int | None:
-    """Java's Long.parseLong; None if that would fail."""
-    if text is None or not text.isascii() or len(text) > 20:
-        return None
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    if not digits.isdigit():
-        return None
-    found = int(text)
-    return found if -_MAX_I64 - 1 <= found <= _MAX_I64 else None

@@ -268,7 +268,9 @@ class Timers:
             return True
         text = broker.store.properties_at(log_offset)
         slot_ms = (
-            None if text is None else timed.number(properties.get(text, properties.TIMER_OUT_MS))
+            None
+            if text is None
+            else properties.number(properties.get(text, properties.TIMER_OUT_MS))
         )
         if text is None or slot_ms is None:
             log.error("not a timed message queue_offset=%d: skipped", self.queue_offset)

@@ -76,7 +76,10 @@ def stamp(message: NewMessage, now_ms: int) -> None:
 
 
 def until_of(text: str) -> int | None:
-    """When the message with these properties is over; None if never."""
+    """When the message with these properties is over; None if never, as of one that has a
+    TTL_UNTIL of its own making and no TTL_MS."""
+    if MARK not in text or properties.get(text, properties.TTL_MS) is None:
+        return None
     value = properties.get(text, properties.TTL_UNTIL)
     if value is None or not value.isascii() or not value.isdecimal() or len(value) > 18:
         return None

@@ -100,6 +100,7 @@ _OF_ITS_WAY = frozenset(
         props.PRODUCER_SEQ,
         DLQ_ORIGIN_TOPIC,
         "DLQ_ORIGIN_MESSAGE_ID",
+        props.DEAD_REASON,
     )
 )
 """Properties that tell of a message's former way; with them the new one would be delayed, hidden

@@ -166,7 +166,7 @@ class Consumer:
             on_interrupt=self._interrupted,
         )
         self._retry_version = 0
-        self.is_paused = False
+        self._is_paused = False
         self._rules: PullRules | None = None
         self._rebalance: Rebalance | None = None
         self._threads: Threads | None = None
@@ -180,13 +180,17 @@ class Consumer:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closing else "running" if self.is_running else "not started"
-        state += " (paused)" if self.is_paused else ""
+        state += " (paused)" if self._is_paused else ""
         topics = ",".join(sorted(self.session.unwrap(one) for one in self._topics))
         return f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state}>"
 
     @property
     def is_running(self) -> bool:
         return self._rebalance is not None and not self._is_closing
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -261,12 +265,12 @@ class Consumer:
 
         What was fetched already, and what a pull under way brings, is handled all the same.
         """
-        self.is_paused = True
+        self._is_paused = True
         if self._rules is not None:
             self._rules.is_paused = True
 
     def resume(self) -> None:
-        self.is_paused = False
+        self._is_paused = False
         if self._rules is not None:
             self._rules.is_paused = False
             for owned in self.owned.values():
@@ -424,7 +428,7 @@ class Consumer:
             on_pulled=self._line_up if self.is_ordered else self._hand_out,
             on_moved=lambda owned, offset: self.rebalance.move(owned, offset),
         )
-        rules.is_paused = self.is_paused
+        rules.is_paused = self._is_paused
         self._rules = rules
         return Rebalance(
             self.session,

@@ -274,7 +274,7 @@ class Tracer:
                 time_ms=producer.session.now_ms(),
                 region=message.properties.get(props.REGION, DEFAULT_REGION),
                 group=producer.group,
-                topic=producer.session.unwrap(told.topic or message.topic),
+                topic=producer.session.unwrap(message.topic),
                 message_id=told.msgId or "",
                 tags=message.tags,
                 keys=keys if isinstance(keys, str) else props.KEY_SEPARATOR.join(keys),

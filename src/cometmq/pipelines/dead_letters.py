@@ -10,7 +10,7 @@ broker deletes the letter itself after fileReservedTime.
 
     letter_id         string     <dead letter topic>@<broker>/<queue>/<offset>
     group             string     the consumer group that gave up
-    reason            string     the property DLQ_REASON, if a consumer set one; else what the
+    reason            string     the property DLQ_REASON, which CometMQ sets; else what the
                                  letter shows of its end
     origin_topic      string     the topic that it was sent to
     origin_msg_id     string     the unique id that it had there

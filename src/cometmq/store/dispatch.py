@@ -196,9 +196,9 @@ class Dispatcher:
 
     def _tags_code(self, found: Scan) -> int:
         if found.topic == SCHEDULE_TOPIC:
-            level_text = props.get(found.properties, props.DELAY)
-            if level_text is not None and level_text.isdecimal() and int(level_text) > 0:
-                return found.store_ms + self._delay_ms(int(level_text))
+            level = props.number(props.get(found.properties, props.DELAY))
+            if level is not None and level > 0:
+                return found.store_ms + self._delay_ms(level)
         tags = props.get(found.properties, props.TAGS)
         return java_hash(tags) if tags is not None else 0
 
@@ -208,11 +208,16 @@ class Dispatcher:
         return self._delays_ms[min(level, len(self._delays_ms)) - 1]
 
 
+def unique_of(text: str) -> list[str]:
+    """A record's unique key, if it has one."""
+    unique = props.get(text, props.UNIQUE_KEY)
+    return [unique] if unique is not None else []
+
+
 def keys_of(text: str) -> list[str]:
     """The keys a record is found by: its unique key, then the words of KEYS."""
-    unique = props.get(text, props.UNIQUE_KEY)
+    unique = unique_of(text)
     words = props.get(text, props.KEYS)
     if words is None:
-        return [unique] if unique is not None else []
-    keys = [word for word in words.split(props.KEY_SEPARATOR) if word]
-    return [unique, *keys] if unique is not None else keys
+        return unique
+    return unique + [word for word in words.split(props.KEY_SEPARATOR) if word]

@@ -17,11 +17,11 @@ from cometmq.message import StoredMessage
 from cometmq.store import layout
 from cometmq.store.commit_log import CommitLog
 from cometmq.store.consume_queue import BLANK_SIZE, UNIT, ConsumeQueue
-from cometmq.store.dispatch import keys_of
+from cometmq.store.dispatch import keys_of, unique_of
 from cometmq.store.key_index import KeyIndex
 from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
-from cometmq.store.results import Fetched, FetchStatus, FoundByKey, StoreStats
+from cometmq.store.results import Accept, Fetched, FetchStatus, FoundByKey, StoreStats
 from cometmq.wire.codes import SysFlag
 from cometmq.wire.record import Blank, Scan, properties_of
 
@@ -66,7 +66,7 @@ class Reading:
         queue_id: int,
         offset: int,
         max_count: int,
-        accept: Callable[[int, int], bool] | None,
+        accept: Accept | None,
         max_bytes: int,
         max_scan: int | None,
         is_stale: Callable[[memoryview], bool] | None,
@@ -107,7 +107,7 @@ class Reading:
         units: bytes,
         offset: int,
         max_count: int,
-        accept: Callable[[int, int], bool] | None,
+        accept: Accept | None,
         max_bytes: int,
         low: int,
         high: int,
@@ -139,8 +139,11 @@ class Reading:
                     or size_sum + size > max_bytes
                 ):
                     break
+            is_wanted = True if accept is None else accept(tags_code, log_offset)
+            if is_wanted is None:
+                break
             offset += 1
-            if accept is not None and not accept(tags_code, log_offset):
+            if not is_wanted:
                 continue
             view = commit_log.view(log_offset, size)
             if view is None:
@@ -248,15 +251,18 @@ class Reading:
             return None
         return self._log.message(log_offset)
 
-    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
+    def by_properties(self, accepts: Callable[[str], bool], most_chars: int) -> Accept:
         """For `fetch`, in this turn: asks by the property string of each record. One that can't be
-        read is let through: the fetch tells what is wrong with it."""
+        read is let through: the fetch tells what is wrong with it. After so many characters, but
+        not before the first string, it has looked at enough."""
         segments, limit = self._log.segments, self._log.committed_at
         begin = end = 0
         buffer = memoryview(b"")
 
-        def accept(tags_code: int, log_offset: int) -> bool:
-            nonlocal begin, end, buffer
+        def accept(tags_code: int, log_offset: int) -> bool | None:
+            nonlocal begin, end, buffer, most_chars
+            if most_chars <= 0:
+                return None
             if not begin <= log_offset < end:
                 segment = segments.find(log_offset)
                 if segment is None:
@@ -266,7 +272,10 @@ class Reading:
             if log_offset >= limit:
                 return True
             text = properties_of(buffer, log_offset - begin, end - begin, log_offset)
-            return text is None or accepts(text)
+            if text is None:
+                return True
+            most_chars -= len(text)
+            return accepts(text)
 
         return accept
 
@@ -277,7 +286,14 @@ class Reading:
         return commit_log.properties(log_offset)
 
     def find_by_key(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        is_unique: bool,
     ) -> FoundByKey:
         if self._index is None:
             return FoundByKey([], 0, 0)
@@ -286,12 +302,16 @@ class Reading:
         for looked, log_offset in enumerate(self._index.find(topic, key, begin_ms, end_ms)):
             if len(hits) >= wanted or looked >= _MAX_CANDIDATES:
                 break
-            if log_offset not in hits and self._has_key(log_offset, topic, key, begin_ms, end_ms):
+            if log_offset in hits:
+                continue
+            if self._has_key(log_offset, topic, key, begin_ms, end_ms, is_unique):
                 hits[log_offset] = None
         records = [record for at in sorted(hits) if (record := self.record_at(at)) is not None]
         return FoundByKey(records, self._index.end_ms, max(self._index.end_offset, 0))
 
-    def _has_key(self, log_offset: int, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:
+    def _has_key(
+        self, log_offset: int, topic: str, key: str, begin_ms: int, end_ms: int, is_unique: bool
+    ) -> bool:
         """Hashes collide: look at the record itself, and at its exact time."""
         if not self._log.min_offset <= log_offset < self._log.committed_at:
             return False
@@ -300,5 +320,5 @@ class Reading:
             type(found) is Scan
             and found.topic == topic
             and begin_ms <= found.store_ms <= end_ms
-            and key in keys_of(found.properties)
+            and key in (unique_of if is_unique else keys_of)(found.properties)
         )

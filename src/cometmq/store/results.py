@@ -6,11 +6,15 @@ holds an answer holds no part of the store.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 import msgspec
 
 from cometmq.store.recovery import Recovered
+
+Accept = Callable[[int, int], bool | None]
+"""Whether a message is wanted, by its tags code and log offset; None: look no further."""
 
 
 class Entered(msgspec.Struct, gc=False):

@@ -32,7 +32,7 @@ from cometmq.store.layout import StoreConfig
 from cometmq.store.queues import Queues
 from cometmq.store.reading import Reading
 from cometmq.store.recovery import Recovery
-from cometmq.store.results import Appended, Entered, Fetched, FoundByKey, StoreStats
+from cometmq.store.results import Accept, Appended, Entered, Fetched, FoundByKey, StoreStats
 from cometmq.store.retention import CleanReport
 from cometmq.store.timer_log import TimerLog
 from cometmq.store.timer_wheel import TimerWheel
@@ -491,13 +491,14 @@ class Store:
         queue_id: int,
         offset: int,
         max_count: int,
-        accept: Callable[[int, int], bool] | None = None,
+        accept: Accept | None = None,
         *,
         max_bytes: int = 2**31 - 1,
         max_scan: int | None = None,
         is_stale: Callable[[memoryview], bool] | None = None,
     ) -> Fetched:
-        """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over.
+        """Messages of a queue from `offset` on; `accept(tags_code, log_offset)` may pass over, and
+        with None end it: enough was looked at.
 
         `max_scan`: units looked at, where asking `accept` is dearer than usual. `is_stale` is asked
         of records that may expire (SysFlag.MAY_EXPIRE); those are passed over and counted."""
@@ -547,9 +548,10 @@ class Store:
         """The message of the record that starts exactly there, its body checked."""
         return self._reading.message_at(log_offset)
 
-    def by_properties(self, accepts: Callable[[str], bool]) -> Callable[[int, int], bool]:
-        """An `accept` for `fetch` that asks by records' property strings; for this turn only."""
-        return self._reading.by_properties(accepts)
+    def by_properties(self, accepts: Callable[[str], bool], most_chars: int) -> Accept:
+        """An `accept` for `fetch` that asks by records' property strings, so many characters of
+        them; for this turn only."""
+        return self._reading.by_properties(accepts, most_chars)
 
     def scan_at(self, log_offset: int) -> Scan | None:
         """What a walk sees of the record that starts exactly there; its body is not checked."""
@@ -566,10 +568,20 @@ class Store:
         return self._reading.properties_at(log_offset)
 
     def find_by_key(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+        self,
+        topic: str,
+        key: str,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        is_unique: bool = False,
     ) -> FoundByKey:
-        """Records of a topic that carry this key, at most 64, newest preferred."""
-        return self._reading.find_by_key(topic, key, max_count, begin_ms, end_ms)
+        """Records of a topic that carry this key, at most 64, newest preferred. `is_unique`: as
+        their unique key; a word of KEYS does not count."""
+        return self._reading.find_by_key(
+            topic, key, max_count, begin_ms, end_ms, is_unique=is_unique
+        )
 
     def is_cold(self, log_offset: int) -> bool:
         """Whether a record is too far behind the log's end to expect it in memory."""

@@ -240,7 +240,7 @@ def check(view: View) -> None:
         is_ended = chain.is_ended or not is_noted
         # Several ends may be said yes to, if a crash took the first one back.
         have["end", name, COMMIT] = 99 if chain.commits and is_ended else 0
-        have["end", name, ROLLBACK] = 99 if is_ended and not chain.commits else 0
+        have["end", name, ROLLBACK] = 99 if chain.is_ended and not chain.commits else 0
     check_promises(view, "end", have)
 
 

@@ -45,11 +45,13 @@ TIMER_DELETES = "TIMER_DEL_UNIQKEY"
 TTL_MS = "TTL_MS"  # CometMQ's own, as are the following
 TTL_UNTIL = "TTL_UNTIL"
 PRODUCER_SEQ = "PRODUCER_SEQ"
+DEAD_REASON = "DLQ_REASON"
 EXPIRED_TOPIC = "EXPIRED_ORIGIN_TOPIC"
 EXPIRED_QUEUE_ID = "EXPIRED_ORIGIN_QUEUE"
 EXPIRED_OFFSET = "EXPIRED_ORIGIN_OFFSET"
 EXPIRED_TTL_MS = "EXPIRED_TTL_MS"
 KEY_SEPARATOR = " "
+_MAX_I64 = 2**63 - 1
 
 
 def parse(text: str) -> dict[str, str]:
@@ -60,6 +62,17 @@ def parse(text: str) -> dict[str, str]:
         if mark and name and value:
             found[name] = value
     return found
+
+
+def number(text: str | None) -> int | None:
+    """Java's Long.parseLong; None if that would fail."""
+    if text is None or not text.isascii() or len(text) > 20:
+        return None
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not digits.isdigit():
+        return None
+    found = int(text)
+    return found if -_MAX_I64 - 1 <= found <= _MAX_I64 else None
 
 
 def build(properties: Mapping[str, str]) -> str:

@@ -87,6 +87,15 @@ def test_other_keys_of_a_message_do_not_count(bench: Bench) -> None:
     assert not is_duplicate(put(bench, "c", props={"KEYS": "a"}))
 
 
+def test_they_do_not_hide_the_first_one_either(bench: Bench) -> None:
+    comparing(bench)
+    first = put(bench, "order-7", props={"KEYS": "order-7"})
+    for n in range(100):
+        assert not is_duplicate(put(bench, f"other-{n}", props={"KEYS": "order-7"}))
+    again = put(bench, "order-7", props={"KEYS": "order-7"})
+    assert is_duplicate(again) and place(again) == place(first)
+
+
 def test_in_one_turn_before_anything_is_dispatched(bench: Bench) -> None:
     comparing(bench)
     frames = [

@@ -101,6 +101,29 @@ def test_a_level_beyond_the_last_is_the_last(benches: Benches) -> None:
     assert seen(bench) == [b"x"]
 
 
+@pytest.mark.parametrize("level", ["1000000000", "2147483647", "9999999999"])
+def test_a_level_far_beyond_is_the_last_too(benches: Benches, level: str) -> None:
+    bench = benches(delay_levels="1s 2s")
+    bench.create_topic()
+    bench.sent(body=b"x", props={"DELAY": level})
+    bench.advance(1_999)
+    assert seen(bench) == []
+    bench.advance(1)
+    assert seen(bench) == [b"x"]
+
+
+def test_a_level_may_have_a_sign_as_java_reads_it(benches: Benches) -> None:
+    bench = benches()
+    bench.create_topic()
+    bench.sent(body=b"x", props={"DELAY": "+3", "TIMER_DELAY_MS": "1"})
+    bench.crash()
+    bench = benches(now_ms=bench.now_ms)
+    bench.advance(9_999)
+    assert seen(bench) == []
+    bench.advance(1)
+    assert seen(bench) == [b"x"]
+
+
 def test_a_queue_that_the_topic_has_lost_meanwhile_is_not_delivered_to(bench: Bench) -> None:
     """Seed 735939341: a topic was given fewer queues, and nobody would have found the message."""
     bench.create_topic(queues=4)

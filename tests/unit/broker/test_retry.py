@@ -115,6 +115,36 @@ def test_what_can_not_be_sent_back_is_told(ready: Bench) -> None:
     assert ready.store.max_log_offset == before
 
 
+def test_what_waits_unseen_can_not_be_sent_back(ready: Bench) -> None:
+    for props in ({"DELAY": "18"}, {"TIMER_DELAY_SEC": "60"}, {"TRAN_MSG": "true", "PGROUP": "p"}):
+        at = ready.store.max_log_offset
+        ready.sent(
+            body=b"unseen", props={**props, "UNIQ_KEY": "W"}, sys_flag=4 * ("PGROUP" in props)
+        )
+        for level in (1, -1):
+            answer = back(ready, offset=at, delayLevel=level)
+            assert answer.code == 1 and "no consumer" in str(answer.remark)
+    ready.advance(5_000)
+    assert all_of(ready, RETRY) == all_of(ready, DEAD) == []
+
+
+def test_a_dead_letter_says_why_it_is_one(ready: Bench) -> None:
+    back(ready, delayLevel=-1)
+    back(ready, maxReconsumeTimes=0)
+    ready.sent(body=b"own", props={"DLQ_REASON": "the customer is gone"})
+    back(ready, offset=own_offset(ready), delayLevel=-1)
+    found = [properties.parse(one.properties)["DLQ_REASON"] for one in all_of(ready, DEAD)]
+    assert found == [
+        "its consumer asked for it after 0 retries",
+        "all 0 retries failed",
+        "the customer is gone",
+    ]
+
+
+def own_offset(bench: Bench) -> int:
+    return max(one.log_offset for one in all_of(bench, "T"))
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_a_group_that_nobody_knows_is_made_if_that_is_allowed(
     benches: Benches, is_made: bool

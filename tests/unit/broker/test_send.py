@@ -413,6 +413,18 @@ def test_a_bad_batch_is_refused_whole(benches: Benches, body: bytes, word: str) 
     assert bench.state() == before, "a refused batch made a topic"
 
 
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TRAN_MSG"])
+def test_a_batch_as_a_whole_is_not_for_later_either(bench: Bench, name: str) -> None:
+    bench.create_topic()
+    for _ in range(3):  # whichever path it would take
+        bench.sent(body=batch_body(b"a"), code=320, batch=True)
+    before = bench.store.max_log_offset
+    props = {name: "true" if name == "TRAN_MSG" else "1"}
+    answer = bench.send(body=batch_body(b"a"), code=320, batch=True, props=props)
+    assert answer.code == 13 and "batch" in str(answer.remark)
+    assert bench.store.max_log_offset == before
+
+
 def test_a_batch_whose_properties_pass_the_limit_with_the_brokers_own_is_refused(
     bench: Bench,
 ) -> None:

@@ -459,3 +459,22 @@ def test_what_is_kept_is_shown(benches: Benches) -> None:
     sql_beat(bench, "a = 1", group="G2")
     table = bench.runtime()
     assert (table["cometmqSqlFilters"], table["cometmqSqlFiltersLimitReached"]) == ("1", "1")
+
+
+def test_one_pull_searches_so_much_text_and_no_more(bench: Bench) -> None:
+    bench.create_topic()
+    text = "a" * 20_000
+    for _ in range(20):
+        bench.sent(props={"p": text})
+    bench.sent(body=b"wanted", props={"p": "b"})
+    expression = " OR ".join(["p CONTAINS 'b'"] * 100)
+    offset, pulls = 0, 0
+    while True:
+        answer = bench.pull(offset=offset, tags=expression, kind="SQL92")
+        pulls += 1
+        following = int(answer.ext["nextBeginOffset"])
+        if answer.code == 0:
+            break
+        assert answer.code == 20 and offset < following <= offset + 5
+        offset = following
+    assert bodies_of(answer) == [b"wanted"] and pulls >= 5

@@ -234,6 +234,15 @@ def test_what_has_expired_is_not_tried_again(bench: Bench) -> None:
     assert bench.runtime()["cometmqExpiredSkipped"] == "1"
 
 
+def test_an_end_of_a_clients_own_making_stops_no_retry(bench: Bench) -> None:
+    bench.create_topic()
+    bench.beat()
+    bench.sent(props={"TTL_UNTIL": "5"})
+    end = bench.store.max_log_offset
+    back(bench, 0)
+    assert bench.store.max_log_offset > end
+
+
 def test_a_consumer_that_resends_by_itself_wins_no_time(bench: Bench) -> None:
     bench.create_topic()
     bench.beat()
