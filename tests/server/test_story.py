@@ -10,7 +10,16 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from cometmq import Admin, Consumer, Later, Message, Outcome, Producer, TransactionProducer
+from cometmq import (
+    Admin,
+    Consumer,
+    Later,
+    Message,
+    Outcome,
+    Producer,
+    SimpleConsumer,
+    TransactionProducer,
+)
 from cometmq.cli.main import main
 from cometmq.client.story import Event, GroupPart, Story
 from cometmq.errors import RequestRefused, UsageError
@@ -187,6 +196,42 @@ def test_a_dead_letter_and_sending_it_again(broker: LocalBroker) -> None:
         (letter,) = admin.dead_letters("billing")
         admin.resend_dead_letter(letter, "billing")
     assert "%DLQ%billing" in event(tell(broker, sent.message_id, "resent"), "resent").text
+
+
+def test_a_popped_message_that_nobody_acknowledges(broker: LocalBroker) -> None:
+    with Admin(broker.namesrv) as admin:
+        admin.create_group("poppers", retry_max_times=2)
+        with Producer("shop", namesrv=broker.namesrv) as producer:
+            sent = producer.send(Message("orders", b"7"))
+        with SimpleConsumer("poppers", "orders", namesrv=broker.namesrv) as consumer:
+            until(lambda: consumer.receive(invisible_s=1, wait_s=1))
+            story = tell(broker, sent.message_id, "came back", topic="orders")
+            assert "%RETRY%poppers" in event(story, "came back").text
+            assert group(story, "poppers").state == "retrying"
+            until(lambda: consumer.receive(invisible_s=1, wait_s=1))
+            state_of(broker, sent.message_id, "poppers", "passed")
+            until(
+                lambda: consumer.receive(invisible_s=1, wait_s=1) or admin.dead_letters("poppers")
+            )
+            until(lambda: admin.dead_letters("poppers"))
+    story = tell(broker, sent.message_id, "dead letter", topic="orders")
+    assert "never acknowledged" in event(story, "dead letter").text
+    assert group(story, "poppers").state == "dead" and group(story, "poppers").attempts >= 2
+
+
+def test_an_expired_message(broker: LocalBroker) -> None:
+    with Admin(broker.namesrv) as admin:
+        admin.create_topic("brief", 1, attributes={"expired.topic": "brief-over"})
+    with Producer("shop", namesrv=broker.namesrv) as producer:
+        brief = Message("brief", b"1", ttl=timedelta(milliseconds=50))
+        moved = producer.send(brief)
+        left = producer.send(Message("orders", b"2", ttl=timedelta(milliseconds=50)))
+    story = tell(broker, moved.message_id, "expired", "moved", topic="brief")
+    assert story.state == "expired" and "brief-over" in event(story, "moved").text
+    stored = event(story, "stored")
+    assert event(story, "expired").time_ms == stored.time_ms + 50
+    story = tell(broker, left.message_id, "expired", topic="orders")
+    assert story.state == "expired" and "50 ms" in event(story, "expired").text
 
 
 def test_transactions(broker: LocalBroker) -> None:

@@ -5,7 +5,8 @@ line stands on a record, a trace or an offset that says it; what nothing says is
 
 A message lives in copies, all with one unique id: what was sent may stand in the queue of a delay
 level, among the timers or the half messages first; each try again of a group is a copy in
-%RETRY%group, the end of tries one in %DLQ%group. story_finding.py finds them.
+%RETRY%group (of pop in %RETRY%group_topic or %RETRY%group+topic), the end of tries one in
+%DLQ%group, an expired one may go to another topic. story_finding.py finds them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,15 @@ GroupState = Literal[
     "acknowledged", "dead", "retrying", "waiting", "filtered", "passed", "not begun", "unknown"
 ]
 MessageState = Literal[
-    "visible", "delayed", "timed", "recalled", "half", "rolled back", "given up", "gone"
+    "visible",
+    "expired",
+    "delayed",
+    "timed",
+    "recalled",
+    "half",
+    "rolled back",
+    "given up",
+    "gone",
 ]
 
 
@@ -120,6 +129,8 @@ def tell(found: Found, now_ms: int) -> Story:
     events = [*_born(found), *_traced(found.trace)]
     for copy in copies:
         events += _of_copy(found, copy)
+        if is_visible(found, copy) and is_expired(copy, now_ms):
+            events.append(_expired(copy))
     if found.end_op is not None:
         events.append(_rolled_back(found.end_op))
     # Clocks of clients and brokers differ; what is first by its nature stands first.
@@ -150,11 +161,32 @@ def is_kept(copy: ReceivedMessage) -> bool:
 
 def home(copy: ReceivedMessage) -> str:
     """The topic that the message was sent to, whichever copy this is."""
-    topic = real_topic(copy)
+    topic, names = real_topic(copy), copy.properties
+    if props.EXPIRED_TOPIC in names:
+        return names[props.EXPIRED_TOPIC]
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or copy.stored_topic == GIVEN_UP_TOPIC:
-        names = copy.properties
-        return names.get(props.RETRY_TOPIC) or names.get(props.REAL_TOPIC) or topic
+        known = names.get(props.RETRY_TOPIC) or names.get("DLQ_ORIGIN_TOPIC")
+        popped = topic.removeprefix(RETRY_PREFIX + pop_group(copy))[1:] if pop_group(copy) else ""
+        return known or popped or names.get(props.REAL_TOPIC) or topic
     return topic
+
+
+def pop_retry_topics(group: str, topic: str) -> tuple[str, str]:
+    """Where messages come back that were popped and not acknowledged."""
+    return f"{RETRY_PREFIX}{group}_{topic}", f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def pop_group(copy: ReceivedMessage) -> str:
+    """The group for which a copy came back that was popped; "" if that is not what it is."""
+    group = copy.properties.get("ORIGIN_GROUP", "")
+    is_popped = group and copy.stored_topic.startswith(pop_retry_topics(group, ""))
+    return group if is_popped else ""
+
+
+def is_expired(copy: ReceivedMessage, now_ms: int) -> bool:
+    """Whether a copy with a time to live is no longer given to anybody."""
+    until = copy.properties.get(props.TTL_UNTIL, "")
+    return props.TTL_MS in copy.properties and until.isdecimal() and int(until) <= now_ms
 
 
 def is_marker(copy: ReceivedMessage) -> bool:
@@ -193,8 +225,9 @@ def _has_gone_on(found: Found, copy: ReceivedMessage) -> bool:
 
 def _state(found: Found, now_ms: int) -> MessageState:
     copies = found.copies
-    if any(is_visible(found, one) for one in copies):
-        return "visible"
+    shown = [one for one in copies if is_visible(found, one)]
+    if shown:
+        return "expired" if all(is_expired(one, now_ms) for one in shown) else "visible"
     if any(is_marker(one) for one in copies):
         return "recalled"
     if any(one.stored_topic == GIVEN_UP_TOPIC for one in copies):
@@ -268,13 +301,20 @@ def _of_copy(found: Found, copy: ReceivedMessage) -> list[Event]:
         return [_event(copy, "checked", f"its producers were asked about it, time {times}")]
     if topic == GIVEN_UP_TOPIC:
         return [_event(copy, "given up", "asked too often: moved to " + _at(copy))]
+    if props.EXPIRED_TOPIC in text and topic != text[props.EXPIRED_TOPIC]:
+        return [_event(copy, "moved", f"expired, and moved to {_at(copy)}")]
+    if pop_group(copy):
+        group = pop_group(copy)
+        said = f"received by group {group} and not acknowledged in time: again in {_at(copy)}"
+        return [_event(copy, "came back", said, group)]
     if topic.startswith(RETRY_PREFIX):
         group = topic.removeprefix(RETRY_PREFIX)
         said = f"back for try {copy.reconsume_times + 1} of group {group}: {_at(copy)}"
         return [_event(copy, "came back", said, group)]
     if topic.startswith(DLQ_PREFIX):
-        group = topic.removeprefix(DLQ_PREFIX)
-        return [_event(copy, "dead letter", f"given up by group {group}: {_at(copy)}", group)]
+        group, why = topic.removeprefix(DLQ_PREFIX), text.get(props.DEAD_REASON, "")
+        said = f"given up by group {group}{why and f' ({why})'}: {_at(copy)}"
+        return [_event(copy, "dead letter", said, group)]
     return [_shown(copy)]
 
 
@@ -296,6 +336,13 @@ def _shown(copy: ReceivedMessage) -> Event:
     if props.TIMER_OUT_MS in text or props.REAL_TOPIC in text:
         return _event(copy, "delivered", f"its time came, visible: {_at(copy)}")
     return _event(copy, "stored", f"stored and visible: {_at(copy)}")
+
+
+def _expired(copy: ReceivedMessage) -> Event:
+    text = copy.properties
+    said = f"its time to live of {text[props.TTL_MS]} ms is over: nobody gets it any more"
+    event = _event(copy, "expired", said)
+    return msgspec.structs.replace(event, time_ms=int(text[props.TTL_UNTIL]))
 
 
 def _rolled_back(op: ReceivedMessage) -> Event:
@@ -359,7 +406,8 @@ def _group(found: Found, facts: GroupFacts, now_ms: int) -> GroupPart:
     given = sum(one.what == "given" for one in handled)
     returns = [one for one in found.copies if real_topic(one) == retry and is_kept(one)]
     letters = [one for one in found.copies if one.stored_topic == dead]
-    tries = len({one.reconsume_times for one in returns}) + len(letters)
+    popped = [one for one in found.copies if pop_group(one) == facts.wire_group]
+    tries = len({one.reconsume_times for one in (*returns, *popped)}) + len(letters)
 
     def part(state: GroupState, text: str, more: int = 0) -> GroupPart:
         return GroupPart(group=group, state=state, text=text, attempts=max(given, tries + more))
@@ -371,6 +419,12 @@ def _group(found: Found, facts: GroupFacts, now_ms: int) -> GroupPart:
         return part("retrying", f"try {waiting[-1].reconsume_times + 1} is to come")
     if any(one.what == "handled" for one in handled):
         return part("acknowledged", "a handler returned, its trace says", 1)
+    if popped:
+        last = popped[-1]
+        if (facts.offsets.get(last.queue) or 0) > last.queue_offset:
+            said = "comes back unless it is acknowledged"
+            return part("passed", f"received for try {last.reconsume_times + 1}; it {said}", 1)
+        return part("retrying", f"try {last.reconsume_times + 1} is to come")
     own = [one for one in found.copies if one.stored_topic == retry]
     return _by_offset(found, facts, own, part)
 

@@ -4,8 +4,8 @@ Owns: which topics, queues and groups are asked about it. One rule: looking chan
 whoever fails to answer leaves a line among the unknown, never a silent gap.
 
 Copies of a message share its unique id, and brokers index that for every topic: the real one,
-SCHEDULE_TOPIC_XXXX, the timers, the half messages, %RETRY% and %DLQ% of each group. An op record
-has no key: it is looked for from the half's time on.
+SCHEDULE_TOPIC_XXXX, the timers, the half messages, %RETRY% and %DLQ% of each group, the topic that
+expired ones go to. An op record has no key: it is looked for from the half's time on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cometmq.client.admin_asking import topic_names as all_topics
 from cometmq.client.admin_cluster import broker_config
 from cometmq.client.admin_members import GroupSubscription, consumer_connections
 from cometmq.client.admin_offsets import committed_offset, offset_at
+from cometmq.client.admin_topics import topic as topic_settings
 from cometmq.client.admin_topics import topic_groups
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.session import Session
@@ -41,6 +42,7 @@ from cometmq.client.story import (
     Story,
     home,
     is_visible,
+    pop_retry_topics,
     tell,
 )
 from cometmq.client.trace_record import EndTransaction, Pub, Recall, SubBefore, TraceRecord
@@ -159,8 +161,21 @@ class _Finder:
         topics = [wire_topic, *KEPT_TOPICS]
         for one in groups:
             topics += [RETRY_PREFIX + one.wire_group, DLQ_PREFIX + one.wire_group]
+            topics += pop_retry_topics(one.wire_group, wire_topic)
         found = await self._search(dict.fromkeys(topics), key)
+        if any(props.TTL_UNTIL in one.properties for one in found):
+            found += await self._search(await self._expired_topics(wire_topic), key)
         return [one for one in found if home(one) == wire_topic or one.stored_topic == wire_topic]
+
+    async def _expired_topics(self, wire_topic: str) -> set[str]:
+        """Where expired messages of a topic go, if anywhere."""
+        try:
+            settings = await topic_settings(self.session, self.session.unwrap(wire_topic))
+        except CometError as error:
+            self.unknown.append(f"where its topic's expired messages go: {error}")
+            return set()
+        named = (one.attributes.get("expired.topic", "") for one in settings.values())
+        return {name for name in named if name}
 
     async def _look_everywhere(self, key: str) -> str:
         """The topic of a message that nobody named."""
@@ -204,8 +219,9 @@ class _Finder:
         await self._find_end(found)
 
     async def _of_group(self, found: Found, facts: GroupFacts) -> None:
-        retry = RETRY_PREFIX + facts.wire_group
-        seen = [one for one in found.copies if one.stored_topic in (found.wire_topic, retry)]
+        popped = pop_retry_topics(facts.wire_group, found.wire_topic)
+        topics = (found.wire_topic, RETRY_PREFIX + facts.wire_group, *popped)
+        seen = [one for one in found.copies if one.stored_topic in topics]
         try:
             for queue in {one.queue for one in seen}:
                 offset = await self._offset(facts, queue)
