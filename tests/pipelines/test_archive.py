@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from cometmq import Admin, MessageQueue
 from cometmq.errors import DataLost, UsageError
-from cometmq.pipelines import archive
+from cometmq.pipelines import archive, replay
 from cometmq.pipelines import compact as compact_lake
 from cometmq.pipelines.compacting import (
     HOME,
@@ -35,6 +35,7 @@ from cometmq.pipelines.owners import PLENTY_MS, Owner, me
 from cometmq.pipelines.retention import RetentionWatch
 from cometmq.pipelines.running import PipelineFailed
 from cometmq.testing.local import LocalBroker
+from spark_programs import read_topic
 
 from .pipes import running, send
 from .test_lake import Killed, Mortal
@@ -93,11 +94,14 @@ def test_event_time_of_the_body(spark: SparkSession, rocketmq: LocalBroker, tmp_
         b'{"at": {"created": 1772352000}}',
         b'{"at": {"created": 1772355600123}}',
         b'{"at": {"created": "2026-03-01T09:30:00+02:00"}}',
+        b'{"at": {"created": "2026-03-01T23:30:00"}}',
+        b'{"at": {"created": "2026-03-01 23:30:00.5"}}',
+        b'{"at": {"created": "2026-03-02"}}',
         b'{"at": {"created": "yesterday"}}',
         b'{"at": {"created": 1e300}}',
         b"not JSON",
     ]
-    send(rocketmq, "arc-json", range(7), body=lambda n: bodies_sent[n])
+    send(rocketmq, "arc-json", range(len(bodies_sent)), body=lambda n: bodies_sent[n])
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")  # folders are UTC all the same
     try:
         words: Any = {"namesrv": rocketmq.namesrv, "topic": "arc-json"}
@@ -105,10 +109,11 @@ def test_event_time_of_the_body(spark: SparkSession, rocketmq: LocalBroker, tmp_
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     rows = {row["body"]: row for row in table_of(tmp_path).to_pylist()}
-    hours = [f"{rows[one]['date']} {rows[one]['hour']}" for one in bodies_sent[:4]]
-    assert hours == ["2026-03-01 07", "2026-03-01 08", "2026-03-01 09", "2026-03-01 07"]
+    hours = [f"{rows[one]['date']} {rows[one]['hour']}" for one in bodies_sent[:7]]
+    assert hours[:4] == ["2026-03-01 07", "2026-03-01 08", "2026-03-01 09", "2026-03-01 07"]
+    assert hours[4:] == ["2026-03-01 23", "2026-03-01 23", "2026-03-02 00"], "UTC without a zone"
     assert rows[bodies_sent[2]]["event_time"].microsecond == 123_000
-    for one in bodies_sent[4:]:
+    for one in bodies_sent[7:]:
         assert rows[one]["event_time"] is None
         assert rows[one]["date"] == rows[one]["store_time"].strftime("%F")
     with pytest.raises(UsageError, match=r"a path into a JSON body"):
@@ -389,6 +394,17 @@ def test_tables_take_a_batch_once(
     assert again.write(rows, 1) == 0
     assert _table(kind, lake).num_rows == 60
     assert dict(_table(kind, lake).to_pylist()[0]["properties"])["n"].isdigit()
+
+    # Its files are the table's: nobody else merges them, and what it has dropped is not replayed.
+    with pytest.raises(UsageError, match=f"is a {kind.title()} table"):
+        compact_lake(spark, lake=str(lake))
+    words = {"namesrv": rocketmq.namesrv, "to_topic": f"{topic}-again", "queues": 4}
+    told = replay(spark, lake=str(lake), checkpoint=str(tmp_path / "c"), **words)
+    assert told.rows == 60
+    again = read_topic(rocketmq.namesrv, f"{topic}-again")
+    assert sorted(int(one.body) for one in again) == [*range(60)]
+    with pytest.raises(UsageError, match="no lake at"):
+        compact_lake(spark, lake=str(tmp_path / "gone"))
 
 
 def _table(kind: str, lake: Path) -> pa.Table:

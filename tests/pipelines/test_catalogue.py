@@ -54,6 +54,7 @@ def test_show_tells_every_setting(name: str, capsys: pytest.CaptureFixture[str])
         (["dlq", "--set", "most=many"], ["most must be a whole number"]),
         (["dlq", "--set", "redrive=yes"], ["redrive must be true or false"]),
         (["dlq", "--set", "spark=x"], ["no setting 'spark'"]),
+        (["dlq", "--before-retention"], ["no setting 'before_retention'"]),
         (["aggregate", "--set", "format=csv"], ["format must be 'parquet' or 'delta'"]),
     ],
 )

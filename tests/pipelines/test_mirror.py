@@ -83,6 +83,18 @@ def test_a_wider_topic(spark: SparkSession, rocketmq: LocalBroker, tmp_path: Pat
     assert count_topic(rocketmq.namesrv, "wide") == 300
 
 
+def test_what_would_lose_order_or_messages_is_refused(
+    spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path
+) -> None:
+    send(rocketmq, "kept", range(20), queues=2, sharding_key=shard)
+    words: Any = {"namesrv": rocketmq.namesrv, "topic": "kept", "checkpoint": str(tmp_path / "c")}
+    with pytest.raises(UsageError, match="sharding-key"):
+        mirror(spark, to_topic="kept-2", order="sharding_key", **words)
+    assert mirror(spark, to_topic="kept-2", queues=2, **words).rows == 20
+    with pytest.raises(UsageError, match="of a copy to kept-2 at"):
+        mirror(spark, to_topic="kept-3", **words)
+
+
 def test_another_cluster_killed_on_the_way(
     spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path
 ) -> None:

@@ -97,6 +97,21 @@ def test_what_is_wrong_is_named_by_its_place(
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def f(rows:", "SyntaxError"),
+        ("import no_such_thing", "no_such_thing"),
+        ("1 / 0", "ZeroDiv"),
+    ],
+)
+def test_a_transform_that_can_not_be_loaded_is_told(tmp_path: Path, code: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(code)
+    text = GOOD.replace("[sink]", '[transform]\npython = "own.py:f"\n[sink]')
+    with pytest.raises(UsageError, match=rf"own\.py:f.*{told}"):
+        read_spec(spec(tmp_path, text))
+
+
 def test_options_of_a_topic_as_sink_are_checked(tmp_path: Path) -> None:
     text = GOOD.replace('format = "parquet"\npath = "lake"', 'format = "rocketmq"')
     with pytest.raises(UsageError, match=r"\[sink.options\].*namesrv"):

@@ -327,6 +327,8 @@ def test_json_bodies() -> None:
             "n": pa.array([1, None, -3]),
             "text": ['q"\\\n\x01é', "", None],
             "f": pa.array([1.5, float("nan"), float("-inf")]),
+            "short": pa.array([0.1, float("inf"), None], pa.float32()),
+            "shorts": pa.array([[0.1], None, None], pa.list_(pa.float32())),
             "at": pa.array(
                 [datetime.datetime(2024, 1, 2, 3, 4, 5, 678900, datetime.UTC), None, None],
                 pa.timestamp("us", "UTC"),
@@ -345,6 +347,8 @@ def test_json_bodies() -> None:
             "n": 1,
             "text": 'q"\\\n\x01é',
             "f": 1.5,
+            "short": 0.1,
+            "shorts": [0.1],
             "at": "2024-01-02T03:04:05.678900Z",
             "day": "2024-01-02",
             "money": 1.2,
@@ -353,7 +357,7 @@ def test_json_bodies() -> None:
             "deep": {"x": 1},
             "yes": True,
         },
-        {"text": "", "f": "NaN", "deep": {"y": ["u", "v"]}},
+        {"text": "", "f": "NaN", "short": "Infinity", "deep": {"y": ["u", "v"]}},
         {"n": -3, "f": "-Infinity", "yes": False},
     ]
 
@@ -368,6 +372,8 @@ TYPES: dict[str, types.DataType] = {
     "bigint": types.LongType(),
     "double": types.DoubleType(),
     "date": types.DateType(),
+    "variant": types.VariantType(),
+    "array<interval>": types.ArrayType(types.YearMonthIntervalType()),
     "array<int>": types.ArrayType(types.IntegerType()),
     "map<string,int>": types.MapType(types.StringType(), types.IntegerType()),
 }
@@ -391,6 +397,9 @@ def schema(text: str) -> types.StructType:
         ("body string, delay_level int, deliver_time bigint", {}, ["exclude each other"]),
         ("body string, broker string", {}, ["'queue_id' is meant"]),
         ("tags string", {"bodyFormat": "json"}, ["no column is left"]),
+        ("v variant", {"bodyFormat": "json"}, ["'v' has the type variant"]),
+        ("a array<interval>", {"bodyFormat": "json"}, ["'a' has the type interval year"]),
+        ("id int, Tags string", {"bodyFormat": "json"}, ["'Tags' would go into the body"]),
     ],
 )
 def test_schemas_that_cannot_be_written(

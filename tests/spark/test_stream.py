@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from streams import WAIT_S, Stream
 
 from cometmq import Admin, Message, MessageQueue, Producer, PullConsumer
@@ -277,8 +278,21 @@ def test_a_start_by_time_is_resolved_once(stream: Stream, send: Send, rocketmq_t
 def test_what_can_not_be_streamed_is_explained(
     stream: Stream, options: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(PySparkException, match=said):
+    with pytest.raises(PySparkException, match=said) as caught:
         stream.start(**options).awaitTermination(WAIT_S)
+    assert "UnboundLocalError" not in str(caught.value)
+
+
+def test_mistakes_beside_a_schema_of_ones_own_are_explained_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    reader = spark.readStream.format("rocketmq").schema("body BINARY")
+    reader = reader.options(namesrv="127.0.0.1:1", topic="x", startingOfsets="earliest")
+    writer = reader.load().writeStream.format("noop")
+    with pytest.raises(PySparkException, match="did you mean 'startingOffsets'") as caught:
+        query = writer.option("checkpointLocation", str(tmp_path)).start()
+        query.awaitTermination(WAIT_S)
+    assert "UnboundLocalError" not in str(caught.value)
 
 
 def test_another_source_s_checkpoint_is_refused(

@@ -35,6 +35,11 @@ def add_parser(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="a setting of Spark's own. May be given several times",
     )
+    run.add_argument(
+        "--before-retention",
+        action="store_true",
+        help="archive: run ahead of the brokers' deletion, and say if it falls behind",
+    )
     words.add_parser("list", help="the built-in pipelines")
     show = words.add_parser("show", help="what a built-in pipeline does, and its settings")
     show.add_argument("name", metavar="NAME")
@@ -81,6 +86,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from cometmq.pipelines import catalogue
     from cometmq.pipelines.running import explained, stopping_on_signals
 
+    if arguments.before_retention:
+        arguments.changes.append("before_retention=true")
     catalogue.refuse_secrets(arguments.changes)
     stop = threading.Event()
     work: Any
@@ -102,13 +109,25 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from cometmq.spark.local import session
 
-    spark = session(f"cometmq {name}", master=arguments.master, settings=_conf(arguments.conf))
+    settings = _conf(arguments.conf)
+    _quiet_errors()
+    with explained(name):
+        spark = session(f"cometmq {name}", master=arguments.master, settings=settings)
     with stopping_on_signals(stop), explained(name):
         outcome = work(spark)
     for line in outcome.lines():
         print(line)
     spark.stop()
     return 0
+
+
+def _quiet_errors() -> None:
+    """PySpark logs an error of a query as pages of JSON, before it raises it; the line that we
+    print says the same."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
 def _conf(words: list[str]) -> dict[str, str]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.reaching import access_options
-from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
+from cometmq.pipelines.running import (
+    TIMELESS,
+    Outcome,
+    Tell,
+    explained,
+    run_stream,
+    to_stderr,
+    with_figure,
+)
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to
 from cometmq.pipelines.spec import Transform, Watermark, transformed
 
@@ -58,6 +66,8 @@ def aggregate(
     checked_trigger(trigger)
     cluster = {"namesrv": namesrv, **access_options(access)}
     name = f"aggregate-{topic}"
+    from pyspark.sql import functions as f
+
     with explained(name):
         rows = (
             spark.readStream.format("rocketmq")
@@ -67,7 +77,10 @@ def aggregate(
             .load()
         )
         what = Transform(json=schema, watermark=Watermark(event_time, late))
-        counted = _counted(transformed(spark, rows, what), event_time, window, by or [], sums or [])
+        timed = with_figure(
+            transformed(spark, rows, what), TIMELESS, f.count_if(f.col(event_time).isNull())
+        )
+        counted = _counted(timed, event_time, window, by or [], sums or [])
         writer = _writer(
             spark, counted, name, cluster, by or [], to_topic, lake, format, checkpoint, trigger
         )
@@ -129,7 +142,14 @@ def _counted(
 def _as_messages(counted: DataFrame, by: list[str]) -> DataFrame:
     from pyspark.sql import functions as f
 
-    start = f.date_format("window_start", "yyyyMMdd'T'HHmmss")
+    # By arithmetic: functions of dates follow the session's time zone, in which an hour of autumn
+    # comes twice.
+    seconds = f.unix_seconds("window_start")
+    day = f.date_add(f.lit("1970-01-01").cast("date"), f.floor(seconds / 86400).cast("int"))
+    rest = f.pmod(seconds, f.lit(86400))
+    clock = f.floor(rest / 3600) * 10000 + f.floor(rest / 60) % 60 * 100 + rest % 60
+    time = f.lpad(clock.cast("bigint").cast("string"), 6, "0")
+    start = f.concat_ws("T", f.regexp_replace(day.cast("string"), "-", ""), time)
     parts = [f.regexp_replace(f.col(name).cast("string"), r"\s", "_") for name in by]
     key = f.concat_ws("-", start, *parts)
     return counted.select(

@@ -60,6 +60,7 @@ COLUMNS = {
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 _JSON_PATH = re.compile(r"\$(\.[A-Za-z_][A-Za-z0-9_-]*|\[\d+\])+")
+_WITH_ZONE = r":\d\d(\.\d+)?\s*([zZ]|UTC|GMT|[+-]\d\d?(:?\d\d)?|[A-Za-z]+/[A-Za-z_/]+)\s*$"
 _CHECKPOINT = "_cometmq/checkpoint"
 LATEST_MS = 253_402_300_800_000  # the year 10000
 
@@ -210,6 +211,8 @@ def _event_time(setting: str) -> Column:
     # no calendar has is no time, and must not fail the batch.
     size = f.abs(number)
     micros = f.when(size < 1e11, number * 1_000_000).when(size < LATEST_MS, number * 1000)
-    return f.when(number.isNotNull(), f.timestamp_micros(micros.cast("bigint"))).otherwise(
-        text.try_cast("timestamp")
-    )
+    # A time without a zone is UTC, whatever the session's zone is.
+    in_utc = [f.concat(text, f.lit(end)).try_cast("timestamp") for end in ("Z", "T00:00:00Z")]
+    given = text.try_cast("timestamp")
+    moment = f.when(text.rlike(_WITH_ZONE), given).otherwise(f.coalesce(*in_utc, given))
+    return f.when(number.isNotNull(), f.timestamp_micros(micros.cast("bigint"))).otherwise(moment)

@@ -36,6 +36,7 @@ import msgspec
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.lake_tables import table_kind
 from cometmq.pipelines.owners import Owner, me, now_ms
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, to_stderr
 
@@ -129,6 +130,14 @@ def compact(
     if min_files < 1 or small_bytes < 0 or target_bytes < 1:
         raise UsageError("min_files and target_bytes are at least 1, small_bytes not below 0")
     work = Compaction(spark, lake, target_bytes)
+    if not work.files.exists(""):
+        raise UsageError(f"compact: there is no lake at {lake}")
+    kind = table_kind(work.files)
+    if kind is not None:
+        raise UsageError(
+            f"compact: {lake} is a {kind} table, whose files only {kind} may merge"
+            + (": archive with format=delta and compact=true does" if kind == "Delta" else "")
+        )
     outcome = Outcome("compact")
     repaired = work.finish_former()
     if repaired:

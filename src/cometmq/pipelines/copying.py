@@ -21,7 +21,7 @@ waited for the answer is gone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from cometmq.client.outgoing import SHARDING_KEY
 from cometmq.errors import UsageError
@@ -74,7 +74,10 @@ SPLITTING = ("minPartitions", "maxRecordsPerPartition")
 
 
 def check_order(order: Order, source: Mapping[str, str]) -> None:
-    """UsageError if options of the source take a queue apart whose order is to be kept."""
+    """UsageError for an order that nobody knows, or if options of the source take a queue apart
+    whose order is to be kept."""
+    if order not in get_args(Order):
+        raise UsageError(f"order {order!r}: it is one of {', '.join(get_args(Order))}")
     given = {name.lower() for name in source}
     if order != "none" and any(name.lower() in given for name in SPLITTING):
         raise UsageError(

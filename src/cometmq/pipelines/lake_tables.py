@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cometmq.errors import UsageError
+from cometmq.pipelines.files import Files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +34,25 @@ log = logging.getLogger("cometmq.pipelines")
 MAX_BATCH_BYTES = 2 * 1024**3
 """Of a batch as Arrow has it: more would end the driver's process without a word."""
 _FIRST_CATALOG = "catalog:"
+
+
+def table_kind(files: Files) -> str | None:
+    """Whose table a folder is: its files alone don't say which of them count. None: plain
+    Parquet."""
+    if files.exists("_delta_log"):
+        return "Delta"
+    if files.exists("catalog.db") or files.exists("metadata"):
+        return "Iceberg"
+    return None
+
+
+def live_files(kind: str, path: str) -> list[str]:
+    """The Parquet files that a table is made of now."""
+    if kind == "Delta":
+        found: list[str] = DeltaLake(path, "").table().file_uris()
+        return found
+    table = IcebergLake(path, "").table()
+    return [task.file.file_path for task in table.scan().plan_files()]
 
 
 def _arrow(rows: DataFrame) -> pa.Table:
@@ -77,6 +97,9 @@ class DeltaLake:
         self.files_written += 1
         return 1
 
+    def table(self) -> Any:
+        return self._delta.DeltaTable(self.path)
+
     def compact(self) -> dict[str, Any]:
         """Delta's own: small files merged in one commit; old files stay until a vacuum."""
         found: dict[str, Any] = self._delta.DeltaTable(self.path).optimize.compact()
@@ -115,6 +138,9 @@ class IcebergLake:
             transaction.set_properties({self._mark: str(batch_id)})
         self.files_written += 1
         return 1
+
+    def table(self) -> Any:
+        return self._catalog.load_table(self._name)
 
     def _table(self, rows: DataFrame) -> Any:
         from pyiceberg.exceptions import NoSuchTableError

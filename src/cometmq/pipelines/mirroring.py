@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
+from cometmq.pipelines.files import Files
 from cometmq.pipelines.reaching import (
     access_options,
     other_access,
@@ -19,6 +20,8 @@ from cometmq.pipelines.reaching import (
 )
 from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, start_to
+
+_TARGET = "cometmq-target"
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +69,7 @@ def mirror(
     if to_topic == topic and target == namesrv:
         raise UsageError(f"mirror: {topic!r} would be copied into itself, without end")
     check_order(order, source)
+    _keep_target(Files(spark, checkpoint), to_topic, target, checkpoint, tell)
     found = target_queues(target, sink, to_topic, queues)
     read = {
         "namesrv": namesrv,
@@ -100,3 +104,19 @@ def mirror(
     outcome = run_stream(name, writer, tell=tell, stop=stop)
     outcome.figures["into"] = f"{to_topic} ({len(found)} queues)"
     return outcome
+
+
+def _keep_target(files: Files, topic: str, namesrv: str, checkpoint: str, tell: Tell) -> None:
+    """A checkpoint says how far one copy has come: another target would get the rest alone."""
+    target = f"{topic} at {namesrv}"
+    before = files.read(_TARGET).decode() if files.exists(_TARGET) else ""
+    if before and before.partition(" at ")[0] != topic:
+        raise UsageError(
+            f"mirror: the checkpoint {checkpoint} is of a copy to {before}, not to {target}: give "
+            "each target a checkpoint of its own"
+        )
+    if before and before != target:
+        tell(f"mirror: the copy was to {before} up to now: taken for the same cluster")
+    if before != target:
+        files.make_folder("")
+        files.write(_TARGET, target.encode())

@@ -20,6 +20,7 @@ from cometmq.pipelines.compacting import state_of
 from cometmq.pipelines.copying import COLUMNS, Order, as_copies, check_order
 from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import writer_of
+from cometmq.pipelines.lake_tables import live_files, table_kind
 from cometmq.pipelines.reaching import (
     access_options,
     other_access,
@@ -72,7 +73,7 @@ def replay(
 ) -> Outcome:
     """Send what a lake or a topic has of a span of time into a topic again, in order, once.
 
-    From the Parquet `lake` of `archive`, where `topic` (names, separated by commas) chooses some;
+    From the `lake` of `archive`, where `topic` (names, separated by commas) chooses some;
     or without `lake` from `topic` itself. `begin` and `end` (not included) are store times: ISO
     8601 or milliseconds. `where` is a condition in SQL on the lake's (or source's) columns. `pace`:
     fast, original, or a factor of it such as 2x or 0.5x, by store time, in steps of a second.
@@ -146,9 +147,16 @@ def replay(
         copies.write.format("rocketmq").options(**options).mode("append").save()
         progress.done(number)
 
+    if not plan.slices:
+        tell(f"replay: nothing to send: {lake or home} has no such messages ({_what(settings)})")
     outcome = _run(plan, progress.next(), factor, send, tell, stop or threading.Event())
     outcome.figures |= {"into": to_topic, "pace": pace, "planned": plan.rows}
     return outcome
+
+
+def _what(settings: dict[str, str]) -> str:
+    chosen = {name: settings[name] for name in ("topic", "begin", "end", "where")}
+    return ", ".join(f"{name} {text}" for name, text in chosen.items() if text not in ("", "None"))
 
 
 def _copies(
@@ -344,6 +352,7 @@ class _Lake(_Chosen):
         self._state: str | None = ""
         if not self._files.exists(""):
             raise UsageError(f"there is no lake at {path}")
+        self._kind = table_kind(self._files)
 
     def steadily(self, work: Callable[[], T], tell: Tell) -> T:
         """Do it with a lake whose files stay where they are while it lists them: in the middle of
@@ -375,8 +384,21 @@ class _Lake(_Chosen):
     def whole(self) -> DataFrame:
         from pyspark.sql import functions as f
 
-        rows = self._choose(self._spark.read.schema(SCHEMA).parquet(self._path))
+        rows = self._choose(self._read())
         return rows.filter(f.col("topic").isin(*self._topics)) if self._topics else rows
+
+    def _read(self) -> DataFrame:
+        reader = self._spark.read.schema(SCHEMA)
+        if self._kind is None:
+            return reader.parquet(self._path)
+        files = live_files(self._kind, self._path)
+        if not files:
+            return self._spark.createDataFrame([], SCHEMA)
+        if (
+            self._kind == "Delta"
+        ):  # what its rows are partitioned by is in the names of folders only
+            reader = reader.option("basePath", self._path)
+        return reader.parquet(*files)
 
     def slice(self, one: Slice, tasks: int) -> DataFrame:
         """In the same tasks and in the same order whenever it is read."""

@@ -22,6 +22,7 @@ import msgspec
 from cometmq.errors import CometError
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -37,6 +38,9 @@ QUIET_S = 10.0
 LATE = "late, left out"
 """The figure for rows that came after the watermark had passed them."""
 DUPLICATES = "duplicates dropped"
+TIMELESS = "without a time, left out"
+"""The figure for rows whose event time is missing, or is none."""
+FIGURES = "cometmq"
 NOTHING_SEEN = (-1, "")
 SLOW_START = "failed to connect back"
 """Spark gives the Python process of a stream 10 s, and has no setting for it."""
@@ -186,13 +190,20 @@ def _count(outcome: Outcome, progress: Any) -> bool:
     return True
 
 
+def with_figure(rows: DataFrame, name: str, count: Column) -> DataFrame:
+    """Have something counted in every batch, and told in the summary under this name."""
+    return rows.observe(FIGURES, count.alias(name))
+
+
 def _state_figures(progress: Any) -> dict[str, int]:
-    """What the stateful steps of a batch left out, by the name under which it is told.
+    """What the stateful steps of a batch left out, by the name under which it is told, and what
+    `with_figure` counts.
 
     Of a stream with such steps the figures are there from the first batch on, 0 or not: whoever
     reads a summary sees that late rows were counted and none came.
     """
-    found: dict[str, int] = {}
+    observed = (progress["observedMetrics"] or {}).get(FIGURES)
+    found: dict[str, int] = {} if observed is None else observed.asDict()
     for one in progress["stateOperators"]:
         found[LATE] = found.get(LATE, 0) + int(one["numRowsDroppedByWatermark"])
         dropped = (one.get("customMetrics") or {}).get("numDroppedDuplicateRows")

@@ -289,8 +289,11 @@ def _function(text: str, folder: str) -> Callable[[DataFrame], DataFrame]:
             module = _module_at(Path(folder) / where)
         else:
             module = importlib.import_module(where)
-    except ImportError as error:
-        raise UsageError(f"transform.python {text!r}: {error}") from None
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a file of the user's does when it is run
+        what = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise UsageError(f"transform.python {text!r}: {what}{error}") from error
     found = getattr(module, name, None)
     if not callable(found):
         raise UsageError(f"transform.python {text!r}: there is no function {name!r} in {where}")

@@ -94,7 +94,7 @@ def _checked(
     if overwrite:
         raise UsageError(
             "the rocketmq sink appends: a topic can't be overwritten. Use mode('append') with "
-            "df.write, and the output mode append or update with writeStream"
+            "df.write, and the output mode append with writeStream"
         )
     read = SinkOptions.read(options)
     if read.bad_records_path is not None:

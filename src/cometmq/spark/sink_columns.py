@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     DataType,
+    DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
@@ -29,6 +30,8 @@ from pyspark.sql.types import (
     StringType,
     StructType,
     TimestampType,
+    VariantType,
+    YearMonthIntervalType,
 )
 
 from cometmq.errors import UsageError
@@ -60,6 +63,17 @@ def check_schema(schema: StructType, options: SinkOptions) -> list[str]:
         known = _TYPES.get(one.name)
         if options.is_json and (known is None or one.name == "body"):
             fields.append(one.name)
+            unknown = _no_json(one.dataType)
+            if unknown is not None:
+                faults.append(
+                    f"column {one.name!r} has the type {unknown.simpleString()}, which has no form "
+                    "in JSON here: make it a string first"
+                )
+            elif one.name.lower() in _TYPES and one.name != "body":
+                faults.append(
+                    f"column {one.name!r} would go into the body: write {one.name.lower()!r}, or "
+                    "give it another name"
+                )
         elif known is None:
             faults.append(f"column {one.name!r} is unknown")
         elif not _fits(one.dataType, known[0]):
@@ -87,6 +101,20 @@ def _combination_faults(names: list[str], fields: list[str], options: SinkOption
     if "broker" in names and "queue_id" not in names:
         faults.append("'broker' says whose 'queue_id' is meant, and that is missing")
     return faults
+
+
+def _no_json(kind: DataType) -> DataType | None:
+    """The part of a type that can't be written as JSON; None if there is none."""
+    if isinstance(kind, VariantType | DayTimeIntervalType | YearMonthIntervalType):
+        return kind
+    inner: list[DataType] = []
+    if isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, StructType):
+        inner = [one.dataType for one in kind.fields]
+    return next((found for one in inner if (found := _no_json(one)) is not None), None)
 
 
 def _fits(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:

@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -72,10 +73,16 @@ def _quoted(column: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
+    texts = column.cast(pa.large_string())
     finite = pc.is_finite(column)
     if pc.all(finite, min_count=0).as_py():
-        return column.cast(pa.large_string())
-    return _one_by_one(column)
+        return texts
+    kind = pa.large_string()
+    infinite = pc.if_else(
+        pc.greater(column, 0), pa.scalar('"Infinity"', kind), pa.scalar('"-Infinity"', kind)
+    )
+    others = pc.if_else(pc.is_nan(column), pa.scalar('"NaN"', kind), infinite)
+    return pc.if_else(finite, texts, others)
 
 
 def _escaped(column: pa.Array) -> pa.Array:
@@ -111,8 +118,11 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return [_plain(item, kind.value_type) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        # As short as 32 bits allow, not with the digits that 64 bits make of it.
+        return float(str(np.float32(value))) if pa.types.is_float32(kind) else value
     if isinstance(value, decimal.Decimal):
         return msgspec.Raw(format(value, "f").encode())
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:

@@ -60,10 +60,36 @@ from cometmq.spark.source_options import SourceOptions
 log = logging.getLogger("cometmq.spark")
 
 
-def make_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    parsed = SourceOptions.parse(options, streaming=True)
-    check_schema(schema, parsed.columns)
+def make_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    try:
+        parsed = SourceOptions.parse(options, streaming=True)
+        check_schema(schema, parsed.columns)
+    except CometError as error:
+        # PySpark shows what is raised here only behind an error of its own making.
+        return RefusedReader(error)
     return StreamReader(parsed, arrow_schema(schema))
+
+
+class RefusedReader(DataSourceStreamReader):
+    """Says what is wrong with the query, when Spark asks its first question."""
+
+    def __init__(self, error: CometError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -432,12 +432,14 @@ func request() {
 	replier := newProducer(producer.WithGroupName(name("repliers")), producer.WithInstanceName("replier"))
 	defer replier.Shutdown()
 	receiver := newConsumer(name("request-group"))
+	replied := make(chan struct{}, 16)
 	check(receiver.Subscribe(topic, consumer.MessageSelector{}, func(_ context.Context, all ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		for _, one := range all {
 			reply, err := consumer.CreateReplyMessage(one, []byte("re: "+string(one.Body)))
 			check(err)
 			_, err = replier.SendSync(context.Background(), reply)
 			check(err)
+			replied <- struct{}{}
 		}
 		return consumer.ConsumeSuccess, nil
 	}))
@@ -458,6 +460,7 @@ func request() {
 	if took := time.Since(began); took > 25*time.Second {
 		fail("a reply after %v", took)
 	}
+	<-replied // the reply is there before its sender is told so; nobody may shut down in between
 }
 
 func manage() {
