@@ -14,12 +14,12 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq.client import assignment
 from cometmq.client.connection import Connection
 from cometmq.client.consumer_offsets import StartRule
-from cometmq.client.fetching import ANSWER_MS, Fetching, Flow
+from cometmq.client.fetching import ANSWER_MS, Fetching, Flow, Lent
 from cometmq.client.in_flight import FlowLimits
 from cometmq.client.reading import ALL, Filter, Pulled, PulledRaw, Reader, make_filter
 from cometmq.client.received import ReceivedMessage
@@ -33,6 +33,8 @@ from cometmq.wire.codes import RequestCode
 from cometmq.wire.frame import Frame
 
 log = logging.getLogger("cometmq.client")
+
+T = TypeVar("T")
 
 POLL_S = 5.0
 POLL_COUNT = 500  # what one poll hands out at most; memory is bounded by the limits, not by this
@@ -251,9 +253,20 @@ class PullConsumer:
         Says that all messages handed out before are done with. RequestRefused if a broker says that
         this consumer may not read a queue, or can't understand its filter.
         """
-        self._check_running()
         if most < 1:
             raise UsageError(f"poll(most={most}): must be at least 1")
+        return self._shown(await self._next(lambda: self._fetching.take(most), timeout_s) or [])
+
+    async def lend(self) -> Lent | None:
+        """As `poll`, for a thread that hands the messages out one by one (the blocking client)."""
+        lent = await self._next(lambda: self._fetching.lend(POLL_COUNT), POLL_S)
+        if lent is not None:
+            self._shown(lent.messages)
+        return lent
+
+    async def _next(self, take: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What `take` finds, now or when something has come."""
+        self._check_running()
         if self._is_polling:
             raise UsageError("poll() is called while another poll() waits; use one task")
         self._fetching.confirm()
@@ -261,7 +274,7 @@ class PullConsumer:
         if loop.time() - self._yielded_at > YIELD_S:
             await asyncio.sleep(0)
             self._yielded_at = loop.time()
-        found = self._shown(self._fetching.take(most))
+        found = take()
         if found or timeout_s <= 0:
             return found
         self._is_polling = True
@@ -271,8 +284,8 @@ class PullConsumer:
                     self._fetching.arrived.clear()
                     await self._fetching.arrived.wait()
                     if self.session.is_closed:
-                        return []
-                    found = self._shown(self._fetching.take(most))
+                        return None
+                    found = take()
         except TimeoutError:
             refusal = self._fetching.refusal(self._flows.values())
             if refusal is not None:
@@ -322,6 +335,7 @@ class PullConsumer:
 
     def position(self, queue: MessageQueue) -> int:
         """The offset that poll hands out next."""
+        self._fetching.take_back()
         return self._flow(queue).position
 
     def _flow(self, queue: MessageQueue) -> Flow:
@@ -369,6 +383,7 @@ class PullConsumer:
                 if offset < 0:
                     text = f"commit of {offset} for {_text(queue)}: an offset is 0 or more"
                     raise UsageError(text)
+            self._fetching.take_back()
             for queue, offset in wanted.items():
                 if queue in self._flows:
                     self._flows[queue].confirm_before(offset)
@@ -391,6 +406,7 @@ class PullConsumer:
         return None
 
     async def _commit_confirmed(self, flows: Iterable[Flow]) -> None:
+        self._fetching.take_back()
         offsets = {flow.queue: flow.confirmed for flow in flows if flow.confirmed != flow.committed}
         for error in await self._commit(offsets):
             log.warning("commit_failed group=%s reason=%s", self.group, error)

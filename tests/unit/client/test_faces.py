@@ -14,6 +14,7 @@ FOR_OTHER_PARTS = {
     | {"topics"},
     "Producer": {"begin", "choose", "ended", "finished", "make", "observed", "tell", "template"}
     | {"open_lane", "port_of", "wire_topic"},
+    "PullConsumer": {"lend"},
 }
 """What other modules use of the asyncio clients and users need not know."""
 
