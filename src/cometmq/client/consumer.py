@@ -175,7 +175,10 @@ class Consumer:
         self._ended = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_run = False
         self._interrupt: BaseException | None = None
+        self.is_loop_shared = False
+        """The loop is not the program's own: an exit must not leave a task of it."""
         self._last_version = 0
 
     def __repr__(self) -> str:
@@ -343,14 +346,23 @@ class Consumer:
         return True
 
     async def run(self) -> None:
-        """Start if that was not done, and consume until `close` or until cancelled."""
+        """Start if that was not done, and consume until `close` or until cancelled.
+
+        Raises the SystemExit or KeyboardInterrupt of a handler, which ends it too.
+        """
+        interrupt = await self.run_to_end()
+        if interrupt is not None:
+            raise interrupt
+
+    async def run_to_end(self) -> BaseException | None:
+        """As `run`, but gives what a handler has ended it with, for another thread to raise."""
+        self._is_run = True
         try:
             if await self._start():
                 await self._ended.wait()
         finally:
             await self.close()
-        if self._interrupt is not None:
-            raise self._interrupt
+        return self._interrupt
 
     async def close(self) -> None:
         """Let handlers at work end (up to the close timeout), store offsets, leave the group.
@@ -404,9 +416,15 @@ class Consumer:
         return [*self._threads.running, *self._tasks.running]
 
     def _interrupted(self, error: BaseException) -> None:
-        """A handler wants the program to end; `run` passes that on."""
+        """A handler wants the program to end; `run` passes that on, or else the loop itself."""
         self._interrupt = self._interrupt or error
         self._ended.set()
+        if self._is_run:
+            return
+        if self.is_loop_shared:
+            log.error("exit_ignored group=%s reason=nobody is in run()", self.group, exc_info=error)
+        else:
+            asyncio.get_running_loop().call_soon(_raise, error)
 
     # ------------------------------------------------------------------------------------ starting
 
@@ -569,3 +587,7 @@ class Consumer:
             await self.rebalance.store_offsets()
             for counts in self.counts.values():
                 counts.look(STORE_OFFSETS_S)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq.client.connection import Connection
-from cometmq.client.handling import Later
+from cometmq.client.handling import EXITS, Later, on_thread
 from cometmq.client.pulling import PulledQueue
 from cometmq.client.rebalance import queue_of
 from cometmq.client.received import read_all
@@ -235,10 +235,10 @@ class _Direct:
                 said: Any = found.handler(given)
                 said = await said
             else:
-                said = await asyncio.to_thread(found.handler, given)
+                said = await on_thread(found.handler, given)
             if isinstance(said, Later):
                 result = "CR_LATER"
-        except Exception:
+        except (Exception, *EXITS):  # the operator asked; it is not the program's own work
             result, remark = "CR_THROW_EXCEPTION", traceback.format_exc()
         body = {
             "autoCommit": True,

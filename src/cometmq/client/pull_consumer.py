@@ -20,6 +20,7 @@ from cometmq.client import assignment
 from cometmq.client.connection import Connection
 from cometmq.client.consumer_offsets import StartRule
 from cometmq.client.fetching import ANSWER_MS, Fetching, Flow, Lent
+from cometmq.client.handling import EXITS
 from cometmq.client.in_flight import FlowLimits
 from cometmq.client.reading import ALL, Filter, Pulled, PulledRaw, Reader, make_filter
 from cometmq.client.received import ReceivedMessage
@@ -584,7 +585,7 @@ class PullConsumer:
             )
             if inspect.isawaitable(told):
                 await told
-        except Exception:
+        except (Exception, *EXITS):  # nobody waits for this; an exit would hit others
             log.exception("on_queues_changed_failed group=%s", self.group)
 
 

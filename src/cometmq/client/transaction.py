@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any
 
 from cometmq.client.connection import Connection
+from cometmq.client.handling import EXITS, on_thread
 from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.errors import SendFailed, UsageError
@@ -96,7 +97,7 @@ class TransactionProducer:
             if inspect.iscoroutinefunction(work):
                 outcome = await work(message)
             else:
-                outcome = await asyncio.to_thread(work, message)
+                outcome = await on_thread(work, message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
             if outcome is not None and outcome is not Outcome.COMMIT:
@@ -192,10 +193,10 @@ class TransactionProducer:
                 if inspect.iscoroutinefunction(self._check):
                     outcome = await self._check(message)
                 else:
-                    outcome = await asyncio.to_thread(self._check, message)
+                    outcome = await on_thread(self._check, message)
                     if inspect.isawaitable(outcome):
                         outcome = await outcome
-            except Exception:
+            except (Exception, *EXITS):  # an exit, too, would hit others: nobody waits for this
                 log.exception("check_failed id=%s action=the broker asks again", message.message_id)
                 outcome = Outcome.UNKNOWN
             if not isinstance(outcome, Outcome):
