@@ -187,7 +187,7 @@ class SimpleConsumer:
                 began = loop.time()
                 wait_ms = round(min(slice_s, max(0.0, ends - began)) * 1000)
                 try:
-                    found = await self._pop(broker, topic, most, invisible_ms, wait_ms, attempt)
+                    found = await self._meant(broker, topic, most, invisible_ms, wait_ms, attempt)
                 except CometError as error:
                     problems.append(error)
                     await self._failed(broker, topic, error)
@@ -220,10 +220,43 @@ class SimpleConsumer:
             raise CometError(f"no queue of {', '.join(self._subscribed)} can be read")
         return found
 
-    async def _pop(
+    async def _meant(
         self, broker: str, topic: str, most: int, invisible_ms: int, wait_ms: int, attempt: str
     ) -> list[PoppedMessage]:
+        """A pop without what came only because its tag has the same hash, as brokers compare.
+
+        That is acknowledged, as Java's clients do, or it would come back again and again.
+        """
+        if topic not in self._subscribed:  # not any more
+            return []
+        # The filter as it was asked with: by another, given meanwhile, nothing may be thrown away.
         wanted = self._subscribed[topic][0]
+        while True:
+            popped = await self._pop(broker, topic, wanted, most, invisible_ms, wait_ms, attempt)
+            meant = wanted.pick(popped)
+            if len(meant) == len(popped):
+                return popped
+            kept = {one.receipt for one in meant}
+            try:
+                await self.ack([one for one in popped if one.receipt not in kept])
+            except CometError as error:  # they return in their time, and are acknowledged then
+                log.warning("ack_failed group=%s broker=%s reason=%s", self.group, broker, error)
+                return meant
+            if meant:
+                return meant
+            # There may be more behind them; if not, waiting is up to the caller.
+            wait_ms, attempt = 0, uuid.uuid4().hex
+
+    async def _pop(
+        self,
+        broker: str,
+        topic: str,
+        wanted: Filter,
+        most: int,
+        invisible_ms: int,
+        wait_ms: int,
+        attempt: str,
+    ) -> list[PoppedMessage]:
         ext = {
             "consumerGroup": self.group,
             "topic": topic,
