@@ -40,6 +40,7 @@ from cometmq.client.send_back import SendBack
 from cometmq.client.session import Options, Session
 from cometmq.client.settling import Settling, TopicCounts
 from cometmq.client.settling import Stats as Stats
+from cometmq.client.stopping import sigterm
 from cometmq.client.workers import Handler, Hook, Job, Results, Tasks, Threads, is_async
 from cometmq.errors import CometError, UsageError
 from cometmq.message import MessageQueue
@@ -346,11 +347,13 @@ class Consumer:
         return True
 
     async def run(self) -> None:
-        """Start if that was not done, and consume until `close` or until cancelled.
+        """Start if that was not done, and consume until `close`, SIGTERM or until cancelled.
 
+        SIGTERM only on a main thread's loop, and if the program has no handler of its own for it.
         Raises the SystemExit or KeyboardInterrupt of a handler, which ends it too.
         """
-        interrupt = await self.run_to_end()
+        with sigterm.calling(self._ended.set):
+            interrupt = await self.run_to_end()
         if interrupt is not None:
             raise interrupt
 
