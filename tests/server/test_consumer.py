@@ -99,17 +99,21 @@ def test_every_message_comes_once(broker: LocalBroker) -> None:
 
     async def work() -> None:
         async with Consumer("billing", namesrv=broker.namesrv, start="first") as consumer:
-            assert repr(consumer) == "<Consumer billing topics= queues=0 not started>"
+            assert repr(consumer) == (
+                f"<Consumer billing topics= queues=0 not started {broker.namesrv}>"
+            )
             consumer.subscribe("orders", "*", seen)
             await consumer.start()
-            assert repr(consumer) == "<Consumer billing topics=orders queues=5 running>"
+            assert repr(consumer) == (
+                f"<Consumer billing topics=orders queues=5 running {broker.namesrv}>"
+            )
             await until(lambda: seen.count >= len(sent))
             more = await asyncio.to_thread(fill, broker, 50, tag="more")
             sent.extend(more)
             await until(lambda: seen.count >= len(sent))
             await asyncio.sleep(0.05)
             assert consumer.stats.handled == len(sent)
-        assert repr(consumer).endswith("closed>")
+        assert repr(consumer).endswith(f" closed {broker.namesrv}>")
 
     run(work())
     assert Counter(seen.bodies) == Counter(sent)
@@ -651,7 +655,7 @@ def test_run_ends_when_cancelled(broker: LocalBroker) -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert repr(consumer).endswith("closed>")
+        assert repr(consumer).endswith(f" closed {broker.namesrv}>")
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert [task for task in tasks if "consumer" in repr(task)] == []
 

@@ -78,6 +78,11 @@ class Admin:
             )
         )
 
+    def __repr__(self) -> str:
+        space = self.session.options.namespace
+        where = f" namespace={space}" if space else ""
+        return f"<Admin {self.session.state}{where} {self.session.names}>"
+
     async def start(self) -> None:
         await self.session.start()
 

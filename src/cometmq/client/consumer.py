@@ -37,7 +37,7 @@ from cometmq.client.rebalance import Rebalance
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.send_back import SendBack
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.client.settling import Settling, TopicCounts
 from cometmq.client.settling import Stats as Stats
 from cometmq.client.stopping import sigterm
@@ -116,15 +116,15 @@ class Consumer:
         ):
             if not 1 <= value <= most:
                 raise UsageError(f"{name}={value}: must be 1 to {most}")
-        if not group:
-            raise UsageError("the group is empty")
         self.is_broadcasting = model == "broadcasting"
         if self.is_broadcasting:  # offsets are kept by client id, so it must outlive the process
             options.setdefault("instance", "DEFAULT")
         try:
-            self.session = Session(Options(**options))
+            common = Options(**options)
         except TypeError as error:
             raise UsageError(f"Consumer: {error}") from None
+        check_group(group, common.namespace)
+        self.session = Session(common)
         self.group = group
         self.wire_group = self.session.wrap(group)
         self.is_ordered = ordered
@@ -185,8 +185,11 @@ class Consumer:
     def __repr__(self) -> str:
         state = "closed" if self._is_closing else "running" if self.is_running else "not started"
         state += " (paused)" if self._is_paused else ""
-        topics = ",".join(sorted(self.session.unwrap(one) for one in self._topics))
-        return f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state}>"
+        topics = ",".join(sorted(self.session.unwrap(one) for one in list(self._topics)))
+        return (
+            f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state} "
+            f"{self.session.names}>"
+        )
 
     @property
     def is_running(self) -> bool:

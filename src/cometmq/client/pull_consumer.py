@@ -25,7 +25,7 @@ from cometmq.client.in_flight import FlowLimits
 from cometmq.client.reading import ALL, Filter, Pulled, PulledRaw, Reader, make_filter
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.client.sharing import Sharing
 from cometmq.errors import CometError, NoRoute, UsageError
 from cometmq.message import MessageQueue
@@ -80,8 +80,6 @@ class PullConsumer:
         suspend_ms: int = SUSPEND_MS,
         **options: Any,
     ) -> None:
-        if not group:
-            raise UsageError("a pull consumer needs the name of its group")
         if not isinstance(start, datetime) and start not in ("last", "first"):
             raise UsageError(f"start={start!r} must be 'last', 'first' or a datetime")
         if pull_count < 1 or messages_for_all < 1 or suspend_ms < 1 or auto_commit_s <= 0:
@@ -93,6 +91,7 @@ class PullConsumer:
             common = Options(namesrv=namesrv, **options)
         except TypeError as error:
             raise UsageError(f"PullConsumer: {error}") from None
+        check_group(group, common.namespace)
         self.session = Session(common)
         self.group = self.session.wrap(group)
         self.on_queues_changed = on_queues_changed
@@ -121,6 +120,16 @@ class PullConsumer:
         self.session.consumers = self._membership
         self.session.on_route = self._route_changed
         self.session.answers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._members_changed
+
+    def __repr__(self) -> str:
+        unwrap, queues = self.session.unwrap, list(self._flows)
+        names = {queue.topic for queue in queues} | set(self._subscribed)
+        topics = ",".join(sorted(unwrap(name) for name in names))
+        how = "assigned" if self._is_assigned_by_hand else "queues"
+        return (
+            f"<PullConsumer {unwrap(self.group)} topics={topics} {how}={len(queues)} "
+            f"{self.session.state} {self.session.names}>"
+        )
 
     # ---------------------------------------------------------------------------------------- life
 

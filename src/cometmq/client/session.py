@@ -26,6 +26,7 @@ import msgspec
 
 from cometmq.client.connection import Connection, Connections, Credentials
 from cometmq.client.name_servers import NameServers
+from cometmq.client.outgoing import check_name
 from cometmq.client.routes import BrokerOfRoute, Route, Routes
 from cometmq.errors import CometError, NoRoute, RequestRefused, UsageError
 from cometmq.wire import fastjson
@@ -47,6 +48,10 @@ SYSTEM_NAMES = frozenset(
     "CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER CID_ONSAPI_PULL".split()
 )
 """Topics and groups of the system: they are the same in every namespace."""
+DEFAULT_GROUP = "DEFAULT_CONSUMER"  # Java's placeholder for a group that nobody named
+MAX_GROUP_CHARS = (
+    255  # namespace included; Java's limit, of which brokers may want some for %RETRY%
+)
 INNER_GROUP = "CLIENT_INNER_PRODUCER"  # every Java client registers it; replies come through it
 
 Answer = Callable[[Connection, Frame], Awaitable[Frame | None] | Frame | None]
@@ -139,6 +144,17 @@ class UniqueIds:
         self._next_month_ms = int(time.mktime(following)) * 1000
 
 
+def check_group(group: str, namespace: str) -> None:
+    """A consumer group's name, as Java's validators have it; UsageError says what is wrong.
+
+    Brokers give no queues to a group whose name they refuse, so it is better said at once.
+    """
+    most = MAX_GROUP_CHARS - (len(namespace) + 1 if namespace else 0)
+    check_name(group, "consumer group", most)
+    if group == DEFAULT_GROUP:
+        raise UsageError(f"consumer group {group!r} is the system's own; give it another name")
+
+
 class Session:
     """One client's ties to a cluster. Lives on one event loop."""
 
@@ -173,6 +189,11 @@ class Session:
         self._beat_wanted = asyncio.Event()
         self._beaten: set[str] = set()
         self._beat_troubles: dict[str, str] = {}
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "closed" if self.is_closed else "running" if self.is_started else "not started"
 
     # ---------------------------------------------------------------------------------------- life
 

@@ -26,7 +26,7 @@ from cometmq.client.receipts import (
     times_before,
 )
 from cometmq.client.received import ReceivedMessage, read_all
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.errors import CometError, ConnectionLost, RequestRefused, UsageError
 from cometmq.wire import bodies
 from cometmq.wire import properties as props
@@ -90,14 +90,13 @@ class SimpleConsumer:
         ordered: bool = False,
         **options: Any,
     ) -> None:
-        if not group:
-            raise UsageError("a simple consumer needs the name of its group")
         if start not in ("first", "last"):
             raise UsageError(f"start={start!r} must be 'first' or 'last'")
         try:
             common = Options(namesrv=namesrv, **options)
         except TypeError as error:
             raise UsageError(f"SimpleConsumer: {error}") from None
+        check_group(group, common.namespace)
         self.session = Session(common)
         self.group = self.session.wrap(group)
         self._begins_at_end = start == "last"
@@ -107,6 +106,14 @@ class SimpleConsumer:
         self.session.consumers = self._membership
         if topic:
             self.subscribe(topic, tags, sql=sql)
+
+    def __repr__(self) -> str:
+        unwrap = self.session.unwrap
+        topics = ",".join(sorted(unwrap(name) for name in list(self._subscribed)))
+        return (
+            f"<SimpleConsumer {unwrap(self.group)} topics={topics} {self.session.state} "
+            f"{self.session.names}>"
+        )
 
     async def __aenter__(self) -> SimpleConsumer:
         await self.start()
