@@ -585,7 +585,7 @@ def test_names_within_a_namespace(broker: LocalBroker) -> None:
             assert one.position(mine) == one.position(MessageQueue("things", mine.broker, 0)) == 1
             await one.commit()
         async with consumer(broker, "space%group") as other:
-            assert await other.committed(mine) == 1
+            assert await other.committed(MessageQueue("space%things", mine.broker, 0)) == 1
 
     asyncio.run(run())
 

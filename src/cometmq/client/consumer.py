@@ -202,8 +202,8 @@ class Consumer:
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this consumer owns now."""
-        owned = {} if self._rebalance is None else self._rebalance.owned
-        return sorted(queue for queue, one in owned.items() if not one.is_dropped)
+        owned = list(self.owned.items())  # other threads may ask
+        return sorted(self.session.shown_queue(queue) for queue, one in owned if not one.is_dropped)
 
     @property
     def owned(self) -> dict[MessageQueue, PulledQueue]:
@@ -513,9 +513,7 @@ class Consumer:
         if self._is_closing:
             return
         self.counts[owned.queue.topic].pulled += len(messages)
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         found = self._topics.get(owned.queue.topic)
         if found is not None:
             self._feed(owned, messages, found)
@@ -556,9 +554,7 @@ class Consumer:
     def _line_up(self, owned: PulledQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Ordered: messages of a pull behind those of their queue that wait already."""
         self.counts[owned.queue.topic].pulled += len(messages)
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         owned.line.extend(messages)
         self._work_line(owned)
 

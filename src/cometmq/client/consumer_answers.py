@@ -222,7 +222,7 @@ class _Direct:
         if len(messages) != 1:
             raise BodyError(f"expected one message, got {len(messages)}")
         message = messages[0]
-        message.topic = consumer.session.unwrap(message.topic)
+        consumer.session.show(messages)
         found = consumer.topics.get(consumer.session.wrap(message.topic))
         if found is None:
             text = f"topic {message.topic!r} is not subscribed by this client"

@@ -217,7 +217,7 @@ class PullConsumer:
             raise UsageError("assign() after subscribe(): a consumer does one or the other")
         self._is_assigned_by_hand = True
         wanted = make_filter(tags, sql)
-        mine = {self._on_wire(queue): wanted for queue in queues}
+        mine = {self.session.wire_queue(queue): wanted for queue in queues}
         async with self._changing:
             failed = await self._take_over(mine)
         for error in failed:
@@ -225,7 +225,7 @@ class PullConsumer:
 
     def assigned(self) -> list[MessageQueue]:
         """The queues that this consumer reads now."""
-        return sorted(self._flows)
+        return self._queues_shown(self._flows)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic that can be read."""
@@ -238,20 +238,15 @@ class PullConsumer:
         except CometError:
             if self.session.routes.get(name) is None:
                 raise
-        return sorted((await self.session.routes.need(name)).to_read)
+        return self._queues_shown((await self.session.routes.need(name)).to_read)
+
+    def _queues_shown(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        return sorted(self.session.shown_queue(queue) for queue in queues)
 
     def _shown(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """With topics as the user calls them."""
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         return messages
-
-    def _on_wire(self, queue: MessageQueue) -> MessageQueue:
-        topic = self.session.wrap(queue.topic)
-        if topic == queue.topic:
-            return queue
-        return MessageQueue(topic, queue.broker, queue.queue_id)
 
     # ---------------------------------------------------------------------------------------- poll
 
@@ -349,7 +344,7 @@ class PullConsumer:
         return self._flow(queue).position
 
     def _flow(self, queue: MessageQueue) -> Flow:
-        flow = self._flows.get(self._on_wire(queue))
+        flow = self._flows.get(self.session.wire_queue(queue))
         if flow is None:
             raise UsageError(f"{_text(queue)} is not assigned to this consumer; see assigned()")
         return flow
@@ -357,17 +352,17 @@ class PullConsumer:
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's stored offset; None if there is none. Any queue may be asked for."""
         self._check_running()
-        return await self._reader.committed(self._on_wire(queue))
+        return await self._reader.committed(self.session.wire_queue(queue))
 
     async def begin_offset(self, queue: MessageQueue) -> int:
         """The least offset that is still there."""
         self._check_running()
-        return await self._reader.begin(self._on_wire(queue))
+        return await self._reader.begin(self.session.wire_queue(queue))
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
         self._check_running()
-        return await self._reader.end(self._on_wire(queue))
+        return await self._reader.end(self.session.wire_queue(queue))
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime | int) -> int:
         """The first offset stored at this time (or ms since 1970) or later; else the end.
@@ -375,7 +370,7 @@ class PullConsumer:
         A RocketMQ 4 broker gives the nearest instead, which may be the message before that time.
         """
         self._check_running()
-        return await self._reader.at_time(self._on_wire(queue), when)
+        return await self._reader.at_time(self.session.wire_queue(queue), when)
 
     # -------------------------------------------------------------------------------------- commits
 
@@ -388,7 +383,7 @@ class PullConsumer:
             flows = [one for one in self._flows.values() if one.position != one.committed]
             wanted = {flow.queue: flow.position for flow in flows}
         else:
-            wanted = {self._on_wire(queue): offset for queue, offset in offsets.items()}
+            wanted = {self.session.wire_queue(queue): offset for queue, offset in offsets.items()}
             for queue, offset in wanted.items():
                 if offset < 0:
                     text = f"commit of {offset} for {_text(queue)}: an offset is 0 or more"
@@ -446,7 +441,7 @@ class PullConsumer:
         """
         self._check_running()
         pulled = await self._reader.pull(
-            self._on_wire(queue),
+            self.session.wire_queue(queue),
             offset,
             make_filter(tags, sql),
             most=most,
@@ -470,7 +465,7 @@ class PullConsumer:
         """As `pull`, with the records as they came."""
         self._check_running()
         return await self._reader.pull_raw(
-            self._on_wire(queue),
+            self.session.wire_queue(queue),
             offset,
             make_filter(tags, sql),
             most=most,
@@ -590,7 +585,8 @@ class PullConsumer:
             return
         try:
             told = self.on_queues_changed(
-                sorted(flow.queue for flow in gained), sorted(flow.queue for flow in lost)
+                self._queues_shown(flow.queue for flow in gained),
+                self._queues_shown(flow.queue for flow in lost),
             )
             if inspect.isawaitable(told):
                 await told

@@ -23,12 +23,15 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from cometmq.client.connection import Connection, Connections, Credentials
 from cometmq.client.name_servers import NameServers
 from cometmq.client.outgoing import check_name
+from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import BrokerOfRoute, Route, Routes
 from cometmq.errors import CometError, NoRoute, RequestRefused, UsageError
+from cometmq.message import MessageQueue
 from cometmq.wire import fastjson
 from cometmq.wire.bodies import ConsumerOfHeartbeat
 from cometmq.wire.codes import RequestCode, ResponseCode
@@ -268,8 +271,28 @@ class Session:
         return f"{space}%{name}"
 
     def unwrap(self, name: str) -> str:
+        """A name on the wire as this client's user calls it; one that is so already stays."""
         space = self.options.namespace
-        return name.replace(f"{space}%", "", 1) if space else name
+        if space:
+            for prefix in ("", "%RETRY%", "%DLQ%"):
+                if name.startswith(f"{prefix}{space}%"):
+                    return prefix + name.removeprefix(f"{prefix}{space}%")
+        return name
+
+    def wire_queue(self, queue: MessageQueue) -> MessageQueue:
+        topic = self.wrap(queue.topic)
+        return queue if topic == queue.topic else structs.replace(queue, topic=topic)
+
+    def shown_queue(self, queue: MessageQueue) -> MessageQueue:
+        topic = self.unwrap(queue.topic)
+        return queue if topic == queue.topic else structs.replace(queue, topic=topic)
+
+    def show(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Let messages name topics as the user does."""
+        if self.options.namespace:
+            for one in messages:
+                one.topic = self.unwrap(one.topic)
+                one.queue_topic = self.unwrap(one.stored_topic)
 
     # ------------------------------------------------------------------------------------- brokers
 

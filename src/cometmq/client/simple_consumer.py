@@ -300,9 +300,9 @@ class SimpleConsumer:
             PoppedMessage.of(one, handle, told.popTime)
             for one, handle in zip(messages, handles, strict=True)
         ]
-        for one in found:
-            one.topic = self.session.unwrap(one.topic)
-            if self._is_ordered:
+        self.session.show(found)
+        if self._is_ordered:
+            for one in found:
                 one.reconsume_times = times_before(told, one)
         return found
 

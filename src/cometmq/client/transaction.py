@@ -145,6 +145,7 @@ class TransactionProducer:
 
     async def _end(self, message: Message, sent: SendResult, outcome: Outcome) -> None:
         _, _, log_offset = parse_offset_id(sent.offset_id)
+        topic = self.producer.wire_topic(message.topic)
         header = headers.EndTransactionHeader(
             producerGroup=self.producer.wire_group,
             tranStateTableOffset=sent.queue_offset,
@@ -152,11 +153,11 @@ class TransactionProducer:
             commitOrRollback=outcome.value,
             msgId=sent.message_id,
             transactionId=sent.transaction_id or sent.message_id,
-            topic=sent.queue.topic,
+            topic=topic,
         )
         session = self.producer.session
         try:
-            address = await session.leader(sent.queue.broker, sent.queue.topic)
+            address = await session.leader(sent.queue.broker, topic)
             connection = await session.connections.get(address, sent.queue.broker)
         except Exception as error:
             log.warning("end_not_told outcome=%s reason=%s action=check-back", outcome, error)
@@ -188,7 +189,9 @@ class TransactionProducer:
     async def _answer(self, connection: Connection, frame: Frame) -> None:
         try:
             header = headers.parse(headers.CheckTransactionHeader, frame.ext)
-            message = read_all(frame.body, header.bname or "")[0]
+            messages = read_all(frame.body, header.bname or "")
+            self.producer.session.show(messages)
+            message = messages[0]
             try:
                 if inspect.iscoroutinefunction(self._check):
                     outcome = await self._check(message)
