@@ -7,6 +7,7 @@ try again reads `retriable`, never the text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 
@@ -14,6 +15,20 @@ class CometError(Exception):
     """The root: `except CometError` catches all that CometMQ raises on purpose."""
 
     retriable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Callable[..., CometError], tuple[object, ...]]:
+        """Whole in another process, too. Python itself would call the class with the text alone."""
+        return _made_again, (type(self), self.args, dict(self.__dict__))
+
+
+def _made_again(
+    kind: type[CometError], arguments: tuple[object, ...], fields: dict[str, object]
+) -> CometError:
+    """An error as it was, without the constructor that made its text."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
 
 
 class UsageError(CometError, ValueError):
@@ -143,6 +158,3 @@ class DataLost(CometError):
         self.begin = begin
         self.end = end
         self.why = why
-
-    def __reduce__(self) -> tuple[type[DataLost], tuple[str, int, int, str]]:
-        return type(self), (self.queue, self.begin, self.end, self.why)

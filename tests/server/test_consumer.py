@@ -6,6 +6,9 @@ import asyncio
 import itertools
 import json
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -96,17 +99,21 @@ def test_every_message_comes_once(broker: LocalBroker) -> None:
 
     async def work() -> None:
         async with Consumer("billing", namesrv=broker.namesrv, start="first") as consumer:
-            assert repr(consumer) == "<Consumer billing topics= queues=0 not started>"
+            assert repr(consumer) == (
+                f"<Consumer billing topics= queues=0 not started {broker.namesrv}>"
+            )
             consumer.subscribe("orders", "*", seen)
             await consumer.start()
-            assert repr(consumer) == "<Consumer billing topics=orders queues=5 running>"
+            assert repr(consumer) == (
+                f"<Consumer billing topics=orders queues=5 running {broker.namesrv}>"
+            )
             await until(lambda: seen.count >= len(sent))
             more = await asyncio.to_thread(fill, broker, 50, tag="more")
             sent.extend(more)
             await until(lambda: seen.count >= len(sent))
             await asyncio.sleep(0.05)
             assert consumer.stats.handled == len(sent)
-        assert repr(consumer).endswith("closed>")
+        assert repr(consumer).endswith(f" closed {broker.namesrv}>")
 
     run(work())
     assert Counter(seen.bodies) == Counter(sent)
@@ -351,6 +358,52 @@ def test_an_interrupt_in_a_handler_ends_run(broker: LocalBroker) -> None:
 
     run(work())
     assert committed(broker, "billing")[0] <= 0
+
+
+_TERMINATED = """
+import asyncio, signal, sys
+from cometmq.aio import Consumer
+
+async def handle(message):
+    print("handled", flush=True)
+
+async def main():
+    if sys.argv[2] == "own":
+        say = lambda: print("own", flush=True)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, say)
+    one = Consumer("billing", namesrv=sys.argv[1], start="first")
+    other = Consumer("shipping", namesrv=sys.argv[1], start="first")
+    one.subscribe("orders", handle)
+    other.subscribe("orders", handle)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one.run())
+        group.create_task(other.run())
+        if sys.argv[2] == "own":
+            await asyncio.sleep(3)
+            await one.close()
+            await other.close()
+
+asyncio.run(main())
+print("ended", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+"""
+
+
+@pytest.mark.parametrize("handled_by", ["us", "own"])
+def test_the_asyncio_run_ends_on_sigterm(broker: LocalBroker, handled_by: str) -> None:
+    """All consumers of the loop close in good order; a program's own handler is left alone."""
+    fill(broker, 1)
+    command = [sys.executable, "-c", _TERMINATED, broker.namesrv, handled_by]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert [program.stdout.readline() for _ in range(2)] == ["handled\n"] * 2
+        program.send_signal(signal.SIGTERM)
+        try:
+            rest, _ = program.communicate(timeout=20)
+        finally:
+            program.kill()
+    expected = "ended True\n" if handled_by == "us" else "own\nended True\n"
+    assert (program.returncode, rest) == (0, expected)
+    assert committed(broker, "billing")[0] == committed(broker, "shipping")[0] == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -602,7 +655,7 @@ def test_run_ends_when_cancelled(broker: LocalBroker) -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert repr(consumer).endswith("closed>")
+        assert repr(consumer).endswith(f" closed {broker.namesrv}>")
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert [task for task in tasks if "consumer" in repr(task)] == []
 

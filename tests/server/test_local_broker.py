@@ -18,12 +18,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cometmq import _fast
+from cometmq import Message, SendStatus, _fast, aio
 from cometmq.broker.broker import Broker
 from cometmq.client.remote import Remote
 from cometmq.errors import (
     ConfigError,
     ConnectionLost,
+    RequestRefused,
     RequestTimeout,
     StoreCorrupt,
     UsageError,
@@ -294,6 +295,41 @@ def test_fail_refuses_without_doing(broker: LocalBroker) -> None:
         broker.clear_faults()
         assert send(remote, "orders", b"5").code == 0
     assert _bodies(broker, "orders") == [b"0", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize(
+    "code, status",
+    [
+        (ResponseCode.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT),
+    ],
+)
+def test_fail_with_a_weak_status_stores_and_says_so(
+    broker: LocalBroker, code: ResponseCode, status: SendStatus
+) -> None:
+    broker.create_topic("orders", queues=1)
+
+    async def work() -> None:
+        async with aio.Producer("shop", namesrv=broker.namesrv) as producer:
+            await producer.send(Message("orders", b"0"))
+            fault = broker.fail(SEND, response_code=code)
+            sent = await producer.send(Message("orders", b"1"))
+            assert (sent.status, fault.hits) == (status, 1)
+            assert sent.offset_id
+            assert (await producer.send(Message("orders", b"2"))).status is SendStatus.SEND_OK
+            broker.fail(RequestCode.SEND_BATCH_MESSAGE, response_code=code)
+            assert (await producer.send_batch([Message("orders", b"3")])).status is status
+
+    asyncio.run(work())
+    with Remote(broker.broker_address) as remote:
+        broker.fail(SEND, response_code=code, remark="slowly")
+        answer = send(remote, "orders", b"4")
+        assert (answer.code, answer.remark) == (code, "slowly") and answer.ext["msgId"]
+        broker.fail(RequestCode.GET_BROKER_CONFIG, response_code=code)  # no send: refused
+        with pytest.raises(RequestRefused):
+            remote.call(RequestCode.GET_BROKER_CONFIG)
+    assert sorted(_bodies(broker, "orders")) == [b"%d" % number for number in range(5)]
 
 
 def test_fail_reaches_what_the_compiled_path_would_take(broker: LocalBroker) -> None:

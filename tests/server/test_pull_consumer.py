@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 
+from cometmq.client.blocking_pull import PullConsumer as BlockingPullConsumer
 from cometmq.client.in_flight import FlowLimits
 from cometmq.client.pull_consumer import PullConsumer
 from cometmq.client.reading import PullStatus
@@ -197,6 +199,103 @@ def test_one_message_at_a_time(broker: LocalBroker) -> None:
             assert await one.committed(queue(broker, 3)) == 19  # the last one was never confirmed
 
     asyncio.run(run())
+
+
+# -------------------------------------------------------------------- the blocking one, iterated
+
+
+def loop_of(one: BlockingPullConsumer, count: int) -> list[int]:
+    """So many messages of a `for` that is left with `break`."""
+    found: list[int] = []
+    for message in one:
+        found.append(int(message.body))
+        if len(found) == count:
+            break
+    return found
+
+
+def blocking(broker: LocalBroker, **options: object) -> BlockingPullConsumer:
+    return BlockingPullConsumer("group", namesrv=broker.namesrv, start="first", **options)
+
+
+def test_a_loop_that_is_left_commits_only_what_it_handed_out(broker: LocalBroker) -> None:
+    put(broker, 10, queue_id=0)
+    with blocking(broker) as one:
+        one.subscribe(TOPIC)
+        assert loop_of(one, 3) == [0, 1, 2]
+        one.commit()
+        assert one.committed(queue(broker, 0)) == 3
+    with blocking(broker) as one:
+        one.subscribe(TOPIC)
+        assert loop_of(one, 2) == [3, 4]  # and close: the last one is not known to be done
+    with blocking(broker) as one:
+        one.subscribe(TOPIC)
+        assert loop_of(one, 6) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_loop_that_is_left_loses_nothing_to_polls_and_later_loops(broker: LocalBroker) -> None:
+    put(broker, 12)
+    with blocking(broker) as one:
+        one.subscribe(TOPIC)
+        found = loop_of(one, 3) + loop_of(one, 1) + numbers(one.poll(most=2)) + loop_of(one, 2)
+        while len(found) < 12:
+            found += numbers(one.poll())
+    assert sorted(found) == list(range(12))
+    for first in range(4):
+        of_queue = [number for number in found if number % 4 == first]
+        assert of_queue == sorted(of_queue)
+
+
+def test_seek_pause_and_position_count_within_a_loop(broker: LocalBroker) -> None:
+    put(broker, 6, queue_id=0)
+    put(broker, 6, queue_id=1, at=10)
+    with blocking(broker) as one:
+        zero, other = queue(broker, 0), queue(broker, 1)
+        one.assign([zero, other])
+        one.pause([other])
+        one.seek(zero, 0)
+        found: list[int] = []
+        for message in one:
+            found.append(int(message.body))
+            if found == [0, 1]:
+                assert one.position(zero) == 2
+                one.seek(zero, 4)
+            if found == [0, 1, 4]:
+                one.pause([zero])
+                one.resume([other])
+            if len(found) == 5:
+                break
+        assert found == [0, 1, 4, 10, 11]
+        one.commit()
+        assert (one.committed(zero), one.committed(other)) == (5, 2)
+
+
+def test_auto_commit_within_a_loop_never_passes_the_message_in_hand(broker: LocalBroker) -> None:
+    put(broker, 10, queue_id=0)
+    with blocking(broker, auto_commit_s=0.05) as one:
+        one.subscribe(TOPIC)
+        loop = iter(one)
+        assert [int(next(loop).body) for _ in range(4)] == [0, 1, 2, 3]
+        give_up = time.monotonic() + 10
+        while one.committed(queue(broker, 0)) != 3 and time.monotonic() < give_up:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        assert one.committed(queue(broker, 0)) == 3
+        assert [int(next(loop).body) for _ in range(6)] == [4, 5, 6, 7, 8, 9]
+
+
+def test_close_on_another_thread_ends_a_loop(broker: LocalBroker) -> None:
+    put(broker, 10, queue_id=0)
+    with blocking(broker) as one:
+        one.subscribe(TOPIC)
+        found: list[int] = []
+        for message in one:
+            found.append(int(message.body))
+            if len(found) == 4:
+                closing = threading.Thread(target=one.close)
+                closing.start()
+                closing.join(10)
+    assert found == [0, 1, 2, 3]
 
 
 def test_a_waiting_poll_wakes_at_once(broker: LocalBroker) -> None:
@@ -486,7 +585,7 @@ def test_names_within_a_namespace(broker: LocalBroker) -> None:
             assert one.position(mine) == one.position(MessageQueue("things", mine.broker, 0)) == 1
             await one.commit()
         async with consumer(broker, "space%group") as other:
-            assert await other.committed(mine) == 1
+            assert await other.committed(MessageQueue("space%things", mine.broker, 0)) == 1
 
     asyncio.run(run())
 

@@ -85,6 +85,36 @@ def test_filters(broker: LocalBroker) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_tags_with_the_same_hash_are_told_apart(broker: LocalBroker, ordered: bool) -> None:
+    put(broker, 40, tag="BB", queue_id=0)  # the hash of "Aa"
+    put(broker, 2, tag="Aa", queue_id=0, at=40)
+
+    async def run() -> None:
+        async with consumer(broker, tags="Aa", ordered=ordered) as one:
+            found = await receive(one, 2, invisible_s=1)
+            assert numbers(found) == [40, 41]
+            await one.ack(found)
+            await asyncio.sleep(1.5)
+        # The others were acknowledged: they come back to nobody of the group.
+        async with consumer(broker, ordered=ordered) as any_tag:
+            assert await any_tag.receive(wait_s=1) == []
+
+    asyncio.run(run())
+
+
+def test_another_filter_given_meanwhile_throws_nothing_away(broker: LocalBroker) -> None:
+    async def run() -> None:
+        async with consumer(broker, tags="A") as one:
+            waiting = asyncio.create_task(one.receive(wait_s=10))
+            await asyncio.sleep(0.5)
+            one.subscribe(TOPIC, "B")
+            await asyncio.to_thread(put, broker, 1, tag="A")
+            assert numbers(await waiting) == [0]
+
+    asyncio.run(run())
+
+
 def test_an_arrival_wakes_who_waits(broker: LocalBroker) -> None:
     async def run() -> None:
         async with consumer(broker) as one:

@@ -19,6 +19,8 @@ import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from msgspec import structs
+
 from cometmq.client import (
     admin_cluster,
     admin_groups,
@@ -77,6 +79,11 @@ class Admin:
                 connect_timeout_ms=connect_timeout_ms,
             )
         )
+
+    def __repr__(self) -> str:
+        space = self.session.options.namespace
+        where = f" namespace={space}" if space else ""
+        return f"<Admin {self.session.state}{where} {self.session.names}>"
 
     async def start(self) -> None:
         await self.session.start()
@@ -174,7 +181,14 @@ class Admin:
 
     async def topic_route(self, name: str) -> Route:
         """Its brokers with their addresses, and the queues to send to and to read."""
-        return await route_of(self.session, self.session.wrap(name))
+        session = self.session
+        route = await route_of(session, session.wrap(name))
+        return structs.replace(
+            route,
+            topic=session.unwrap(route.topic),
+            to_send=tuple(session.shown_queue(one) for one in route.to_send),
+            to_read=tuple(session.shown_queue(one) for one in route.to_read),
+        )
 
     async def topic_groups(self, name: str) -> list[str]:
         """Groups that consume it or have."""

@@ -178,9 +178,7 @@ async def _name_of(session: Session, address: str) -> str:
 
 def _read(session: Session, body: bytes, broker: str) -> list[ReceivedMessage]:
     found = read_all(body, broker)
-    if session.options.namespace:
-        for one in found:
-            one.topic = session.unwrap(one.topic)
+    session.show(found)
     return found
 
 

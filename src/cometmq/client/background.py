@@ -1,7 +1,8 @@
 """The one background loop of the process, on which the blocking clients run.
 
 Owns: a thread with an event loop, begun when it is first needed. One rule: whoever waits for the
-loop is never on its own thread.
+loop is never on its own thread, and no user's code ends the loop: SystemExit and KeyboardInterrupt,
+which stop a loop when they leave a task, are carried to the waiting thread as values.
 
 A process that forks loses the thread in the child; that is noticed and refused by name.
 """
@@ -9,12 +10,16 @@ A process that forks loses the thread in the child; that is noticed and refused 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from cometmq.client.handling import EXITS
 from cometmq.errors import UsageError
+
+log = logging.getLogger("cometmq.client")
 
 T = TypeVar("T")
 
@@ -58,7 +63,11 @@ class BackgroundLoop:
         def run() -> None:
             self._thread_id = threading.get_ident()
             loop.call_soon(is_running.set)
-            loop.run_forever()
+            while True:
+                try:
+                    return loop.run_forever()
+                except EXITS:  # of a callback that nobody waits for; all other clients go on
+                    log.exception("exit_ignored reason=it was raised on the background loop")
 
         threading.Thread(target=run, name="cometmq-loop", daemon=True).start()
         is_running.wait()
@@ -82,16 +91,26 @@ class BackgroundLoop:
         except UsageError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        future = asyncio.run_coroutine_threadsafe(_carrying(work), loop)
         try:
-            return future.result()
+            found, error = future.result()
         except BaseException:
             future.cancel()
             raise
+        if error is not None:
+            raise error
+        return found[0]
 
 
 background = BackgroundLoop()
 """The one of this process. Module state on purpose: threads and loops are the process's own."""
+
+
+async def _carrying(work: Coroutine[Any, Any, T]) -> tuple[list[T], BaseException | None]:
+    try:
+        return [await work], None
+    except EXITS as error:
+        return [], error
 
 
 async def on_loop(act: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from cometmq.client import consumer as aio_consumer
@@ -270,6 +270,7 @@ class Consumer:
 
     def __init__(self, group: str, **keywords: Any) -> None:
         self._inner = aio_consumer.Consumer(group, **keywords)
+        self._inner.is_loop_shared = True
 
     def __repr__(self) -> str:
         return repr(self._inner).replace("<Consumer", "<blocking Consumer", 1)
@@ -321,17 +322,23 @@ class Consumer:
         background.run(self._inner.start())
 
     def run(self) -> None:
-        """Consume until `close` is called, or until Ctrl-C or SIGTERM; then close in good order."""
+        """Consume until `close` is called, or until Ctrl-C or SIGTERM; then close in good order.
+
+        Raises the SystemExit or KeyboardInterrupt of a handler, which ends it too.
+        """
         with _closing_on_sigterm(self._inner):
-            future = asyncio.run_coroutine_threadsafe(self._inner.run(), background.check())
+            loop = background.check()
+            future = asyncio.run_coroutine_threadsafe(self._inner.run_to_end(), loop)
             try:
                 # In slices: a main thread that waits without end would not see a signal.
-                while True:
-                    with suppress(TimeoutError):
-                        return future.result(SIGNAL_S)
+                while not future.done():
+                    concurrent.futures.wait([future], SIGNAL_S)
+                interrupt = future.result()
             except BaseException:
                 self.close()
                 raise
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
         """Let handlers at work end, store offsets, leave the group; others take over at once."""

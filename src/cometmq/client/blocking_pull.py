@@ -44,9 +44,14 @@ class PullConsumer:
         self.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Message after message, for ever; each counts as done when the next is asked for."""
-        while True:
-            yield from self.poll()
+        """Message after message, until it is closed; each counts as done when the next is asked
+        for. Whatever else is called between two of them takes effect with the next."""
+        while not self._inner.session.is_closed:
+            # The loop is asked for many at a time: a turn of it for each would cost more than
+            # most handling. What is not handed out it takes back, whoever ends the loop and how.
+            lent = background.run(self._inner.lend())
+            while lent is not None and (message := lent.next()) is not None:
+                yield message
 
     def start(self) -> None:
         """Join the group if there are subscriptions; Unreachable if no name server answers."""

@@ -37,9 +37,10 @@ from cometmq.client.rebalance import Rebalance
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.send_back import SendBack
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.client.settling import Settling, TopicCounts
 from cometmq.client.settling import Stats as Stats
+from cometmq.client.stopping import sigterm
 from cometmq.client.workers import Handler, Hook, Job, Results, Tasks, Threads, is_async
 from cometmq.errors import CometError, UsageError
 from cometmq.message import MessageQueue
@@ -115,15 +116,15 @@ class Consumer:
         ):
             if not 1 <= value <= most:
                 raise UsageError(f"{name}={value}: must be 1 to {most}")
-        if not group:
-            raise UsageError("the group is empty")
         self.is_broadcasting = model == "broadcasting"
         if self.is_broadcasting:  # offsets are kept by client id, so it must outlive the process
             options.setdefault("instance", "DEFAULT")
         try:
-            self.session = Session(Options(**options))
+            common = Options(**options)
         except TypeError as error:
             raise UsageError(f"Consumer: {error}") from None
+        check_group(group, common.namespace)
+        self.session = Session(common)
         self.group = group
         self.wire_group = self.session.wrap(group)
         self.is_ordered = ordered
@@ -175,14 +176,20 @@ class Consumer:
         self._ended = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_run = False
         self._interrupt: BaseException | None = None
+        self.is_loop_shared = False
+        """The loop is not the program's own: an exit must not leave a task of it."""
         self._last_version = 0
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closing else "running" if self.is_running else "not started"
         state += " (paused)" if self._is_paused else ""
-        topics = ",".join(sorted(self.session.unwrap(one) for one in self._topics))
-        return f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state}>"
+        topics = ",".join(sorted(self.session.unwrap(one) for one in list(self._topics)))
+        return (
+            f"<Consumer {self.group} topics={topics} queues={len(self.queues)} {state} "
+            f"{self.session.names}>"
+        )
 
     @property
     def is_running(self) -> bool:
@@ -195,8 +202,8 @@ class Consumer:
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this consumer owns now."""
-        owned = {} if self._rebalance is None else self._rebalance.owned
-        return sorted(queue for queue, one in owned.items() if not one.is_dropped)
+        owned = list(self.owned.items())  # other threads may ask
+        return sorted(self.session.shown_queue(queue) for queue, one in owned if not one.is_dropped)
 
     @property
     def owned(self) -> dict[MessageQueue, PulledQueue]:
@@ -343,14 +350,25 @@ class Consumer:
         return True
 
     async def run(self) -> None:
-        """Start if that was not done, and consume until `close` or until cancelled."""
+        """Start if that was not done, and consume until `close`, SIGTERM or until cancelled.
+
+        SIGTERM only on a main thread's loop, and if the program has no handler of its own for it.
+        Raises the SystemExit or KeyboardInterrupt of a handler, which ends it too.
+        """
+        with sigterm.calling(self._ended.set):
+            interrupt = await self.run_to_end()
+        if interrupt is not None:
+            raise interrupt
+
+    async def run_to_end(self) -> BaseException | None:
+        """As `run`, but gives what a handler has ended it with, for another thread to raise."""
+        self._is_run = True
         try:
             if await self._start():
                 await self._ended.wait()
         finally:
             await self.close()
-        if self._interrupt is not None:
-            raise self._interrupt
+        return self._interrupt
 
     async def close(self) -> None:
         """Let handlers at work end (up to the close timeout), store offsets, leave the group.
@@ -404,9 +422,15 @@ class Consumer:
         return [*self._threads.running, *self._tasks.running]
 
     def _interrupted(self, error: BaseException) -> None:
-        """A handler wants the program to end; `run` passes that on."""
+        """A handler wants the program to end; `run` passes that on, or else the loop itself."""
         self._interrupt = self._interrupt or error
         self._ended.set()
+        if self._is_run:
+            return
+        if self.is_loop_shared:
+            log.error("exit_ignored group=%s reason=nobody is in run()", self.group, exc_info=error)
+        else:
+            asyncio.get_running_loop().call_soon(_raise, error)
 
     # ------------------------------------------------------------------------------------ starting
 
@@ -489,9 +513,7 @@ class Consumer:
         if self._is_closing:
             return
         self.counts[owned.queue.topic].pulled += len(messages)
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         found = self._topics.get(owned.queue.topic)
         if found is not None:
             self._feed(owned, messages, found)
@@ -532,9 +554,7 @@ class Consumer:
     def _line_up(self, owned: PulledQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Ordered: messages of a pull behind those of their queue that wait already."""
         self.counts[owned.queue.topic].pulled += len(messages)
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         owned.line.extend(messages)
         self._work_line(owned)
 
@@ -569,3 +589,7 @@ class Consumer:
             await self.rebalance.store_offsets()
             for counts in self.counts.values():
                 counts.look(STORE_OFFSETS_S)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq.client.connection import Connection
-from cometmq.client.handling import Later
+from cometmq.client.handling import EXITS, Later, on_thread
 from cometmq.client.pulling import PulledQueue
 from cometmq.client.rebalance import queue_of
 from cometmq.client.received import read_all
@@ -222,7 +222,7 @@ class _Direct:
         if len(messages) != 1:
             raise BodyError(f"expected one message, got {len(messages)}")
         message = messages[0]
-        message.topic = consumer.session.unwrap(message.topic)
+        consumer.session.show(messages)
         found = consumer.topics.get(consumer.session.wrap(message.topic))
         if found is None:
             text = f"topic {message.topic!r} is not subscribed by this client"
@@ -235,10 +235,10 @@ class _Direct:
                 said: Any = found.handler(given)
                 said = await said
             else:
-                said = await asyncio.to_thread(found.handler, given)
+                said = await on_thread(found.handler, given)
             if isinstance(said, Later):
                 result = "CR_LATER"
-        except Exception:
+        except (Exception, *EXITS):  # the operator asked; it is not the program's own work
             result, remark = "CR_THROW_EXCEPTION", traceback.format_exc()
         body = {
             "autoCommit": True,

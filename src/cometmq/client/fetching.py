@@ -9,12 +9,16 @@ queue messages are handed out in order, and a loop that was told to stop adds no
                              `- handed out before the current poll: what auto commit stores
 
 A pull is made while every limit is unmet, so one pull's worth a queue may come on top of each.
+
+`take` hands out at once. `lend` gives many messages to a thread that hands them out one by one
+without asking us each time; whatever looks at offsets or changes them takes back the rest first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -116,6 +120,54 @@ class Flow:
             return True
         return self._batches[-1][-1].queue_offset - self.position < limits.span
 
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """The last that were taken are to be handed out again."""
+        self._batches.appendleft(messages)
+        self.count += len(messages)
+        self.size_bytes += sum([one.size for one in messages])
+
+
+class Lent:
+    """Messages that another thread hands out one by one, until it has all or we want the rest."""
+
+    __slots__ = ("_count", "_is_over", "_lock", "_messages", "_parts")
+
+    def __init__(self, parts: list[tuple[Flow, list[ReceivedMessage]]]) -> None:
+        self._parts = parts
+        self._messages = [one for _, batch in parts for one in batch]
+        self._count = 0
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    @property
+    def messages(self) -> list[ReceivedMessage]:
+        return self._messages
+
+    def next(self) -> ReceivedMessage | None:
+        """From any thread; None: ask for more."""
+        with self._lock:
+            if self._is_over or self._count == len(self._messages):
+                return None
+            self._count += 1
+            return self._messages[self._count - 1]
+
+    def end(
+        self,
+    ) -> tuple[tuple[Flow, int] | None, list[tuple[Flow, list[ReceivedMessage]]]]:
+        """Nothing more is handed out: (whose the last was that is, and its offset; the rest)."""
+        with self._lock:
+            self._is_over = True
+            given = self._count
+        last: tuple[Flow, int] | None = None
+        rest: list[tuple[Flow, list[ReceivedMessage]]] = []
+        for flow, batch in self._parts:
+            if given:
+                last = flow, batch[min(given, len(batch)) - 1].queue_offset
+            if given < len(batch):
+                rest.append((flow, batch[given:]))
+            given = max(0, given - len(batch))
+        return last, rest
+
 
 class Fetching:
     """The loops of one consumer's queues, and what they have brought."""
@@ -139,6 +191,7 @@ class Fetching:
         self._count = 0
         self._ready: deque[Flow] = deque()
         self._unconfirmed: list[Flow] = []
+        self._lent: Lent | None = None
         self._waiting_for_room: set[Flow] = set()
         self._refreshing: set[str] = set()
         self.arrived = asyncio.Event()
@@ -147,32 +200,66 @@ class Fetching:
     # ---------------------------------------------------------------------------------- handing out
 
     def confirm(self) -> None:
-        """All that was taken is done with."""
+        """All that was handed out is done with."""
+        self.take_back()
+        self._confirm()
+
+    def _confirm(self) -> None:
         for flow in self._unconfirmed:
             flow.first_unconfirmed = None
         self._unconfirmed.clear()
 
     def take(self, most: int) -> list[ReceivedMessage]:
         """Fetched messages, a pull's worth from each queue in turn."""
-        found: list[ReceivedMessage] = []
-        ready = self._ready
-        while ready and len(found) < most:
+        return [one for _, batch in self._take(most) for one in batch]
+
+    def lend(self, most: int) -> Lent | None:
+        """As `take`, for one who hands them out one by one; asking for the next says that the one
+        before is done with. None if there is nothing."""
+        assert self._lent is None, "what is lent is taken back first, by confirm"
+        parts = self._take(most)
+        if not parts:
+            return None
+        self._lent = Lent(parts)
+        return self._lent
+
+    def take_back(self) -> None:
+        """End what is lent: as if only what was handed out had ever been taken."""
+        lent, self._lent = self._lent, None
+        if lent is None:
+            return
+        last, rest = lent.end()
+        self._confirm()
+        if last is not None:
+            its, offset = last
+            its.first_unconfirmed = offset
+            self._unconfirmed.append(its)
+        for flow, batch in reversed(rest):
+            flow.put_back(batch)
+            self._count += len(batch)
+            self._make_ready(flow)
+
+    def _take(self, most: int) -> list[tuple[Flow, list[ReceivedMessage]]]:
+        found: list[tuple[Flow, list[ReceivedMessage]]] = []
+        ready, left = self._ready, most
+        while ready and left:
             flow = ready.popleft()
             if flow.is_paused or not flow.count:
                 flow.is_ready = False
                 continue
             if flow.first_unconfirmed is None:
                 self._unconfirmed.append(flow)
-            batch = flow.take(most - len(found))
-            found += batch
+            batch = flow.take(left)
+            found.append((flow, batch))
+            left -= len(batch)
             if not flow.count:
                 flow.is_ready = False
-            elif len(found) < most:
+            elif left:
                 ready.append(flow)
             else:
                 ready.appendleft(flow)
         if found:
-            self._count -= len(found)
+            self._count -= most - left
             self._room_made()
         return found
 
@@ -207,10 +294,12 @@ class Fetching:
 
     def stop(self, flow: Flow) -> None:
         """Read it no more. Its offsets stay as they are, for a last commit."""
+        self.take_back()
         self._interrupt(flow, flow.position)
 
     def seek(self, flow: Flow, offset: int) -> None:
         """Go on there. It counts as said that all before it is done with."""
+        self.take_back()
         is_running = flow.task is not None
         self._interrupt(flow, offset)
         flow.first_unconfirmed = None
@@ -220,6 +309,7 @@ class Fetching:
 
     def refilter(self, flow: Flow, wanted: Filter) -> None:
         """Go on where it is, with another filter."""
+        self.take_back()
         is_running = flow.task is not None
         self._interrupt(flow, flow.position)
         flow.wanted = wanted
@@ -227,6 +317,7 @@ class Fetching:
             self.begin(flow)
 
     def pause(self, flow: Flow) -> None:
+        self.take_back()
         flow.is_paused = True
 
     def resume(self, flow: Flow) -> None:
@@ -318,6 +409,7 @@ class Fetching:
 
     def _moved(self, flow: Flow, pulled: Pulled) -> None:
         """The broker does not have the offset, or somebody reset it."""
+        self.take_back()
         before, after = flow.fetched, pulled.next_offset
         log.warning("offset_moved %s before=%d after=%d", self._of(flow), before, after)
         if after > before:  # old ones were removed; those that we have fetched still count

@@ -14,17 +14,18 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq.client import assignment
 from cometmq.client.connection import Connection
 from cometmq.client.consumer_offsets import StartRule
-from cometmq.client.fetching import ANSWER_MS, Fetching, Flow
+from cometmq.client.fetching import ANSWER_MS, Fetching, Flow, Lent
+from cometmq.client.handling import EXITS
 from cometmq.client.in_flight import FlowLimits
 from cometmq.client.reading import ALL, Filter, Pulled, PulledRaw, Reader, make_filter
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.client.sharing import Sharing
 from cometmq.errors import CometError, NoRoute, UsageError
 from cometmq.message import MessageQueue
@@ -33,6 +34,8 @@ from cometmq.wire.codes import RequestCode
 from cometmq.wire.frame import Frame
 
 log = logging.getLogger("cometmq.client")
+
+T = TypeVar("T")
 
 POLL_S = 5.0
 POLL_COUNT = 500  # what one poll hands out at most; memory is bounded by the limits, not by this
@@ -77,8 +80,6 @@ class PullConsumer:
         suspend_ms: int = SUSPEND_MS,
         **options: Any,
     ) -> None:
-        if not group:
-            raise UsageError("a pull consumer needs the name of its group")
         if not isinstance(start, datetime) and start not in ("last", "first"):
             raise UsageError(f"start={start!r} must be 'last', 'first' or a datetime")
         if pull_count < 1 or messages_for_all < 1 or suspend_ms < 1 or auto_commit_s <= 0:
@@ -90,6 +91,7 @@ class PullConsumer:
             common = Options(namesrv=namesrv, **options)
         except TypeError as error:
             raise UsageError(f"PullConsumer: {error}") from None
+        check_group(group, common.namespace)
         self.session = Session(common)
         self.group = self.session.wrap(group)
         self.on_queues_changed = on_queues_changed
@@ -118,6 +120,16 @@ class PullConsumer:
         self.session.consumers = self._membership
         self.session.on_route = self._route_changed
         self.session.answers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._members_changed
+
+    def __repr__(self) -> str:
+        unwrap, queues = self.session.unwrap, list(self._flows)
+        names = {queue.topic for queue in queues} | set(self._subscribed)
+        topics = ",".join(sorted(unwrap(name) for name in names))
+        how = "assigned" if self._is_assigned_by_hand else "queues"
+        return (
+            f"<PullConsumer {unwrap(self.group)} topics={topics} {how}={len(queues)} "
+            f"{self.session.state} {self.session.names}>"
+        )
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -205,7 +217,7 @@ class PullConsumer:
             raise UsageError("assign() after subscribe(): a consumer does one or the other")
         self._is_assigned_by_hand = True
         wanted = make_filter(tags, sql)
-        mine = {self._on_wire(queue): wanted for queue in queues}
+        mine = {self.session.wire_queue(queue): wanted for queue in queues}
         async with self._changing:
             failed = await self._take_over(mine)
         for error in failed:
@@ -213,7 +225,7 @@ class PullConsumer:
 
     def assigned(self) -> list[MessageQueue]:
         """The queues that this consumer reads now."""
-        return sorted(self._flows)
+        return self._queues_shown(self._flows)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic that can be read."""
@@ -226,20 +238,15 @@ class PullConsumer:
         except CometError:
             if self.session.routes.get(name) is None:
                 raise
-        return sorted((await self.session.routes.need(name)).to_read)
+        return self._queues_shown((await self.session.routes.need(name)).to_read)
+
+    def _queues_shown(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        return sorted(self.session.shown_queue(queue) for queue in queues)
 
     def _shown(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """With topics as the user calls them."""
-        if self.session.options.namespace:
-            for one in messages:
-                one.topic = self.session.unwrap(one.topic)
+        self.session.show(messages)
         return messages
-
-    def _on_wire(self, queue: MessageQueue) -> MessageQueue:
-        topic = self.session.wrap(queue.topic)
-        if topic == queue.topic:
-            return queue
-        return MessageQueue(topic, queue.broker, queue.queue_id)
 
     # ---------------------------------------------------------------------------------------- poll
 
@@ -251,9 +258,20 @@ class PullConsumer:
         Says that all messages handed out before are done with. RequestRefused if a broker says that
         this consumer may not read a queue, or can't understand its filter.
         """
-        self._check_running()
         if most < 1:
             raise UsageError(f"poll(most={most}): must be at least 1")
+        return self._shown(await self._next(lambda: self._fetching.take(most), timeout_s) or [])
+
+    async def lend(self) -> Lent | None:
+        """As `poll`, for a thread that hands the messages out one by one (the blocking client)."""
+        lent = await self._next(lambda: self._fetching.lend(POLL_COUNT), POLL_S)
+        if lent is not None:
+            self._shown(lent.messages)
+        return lent
+
+    async def _next(self, take: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What `take` finds, now or when something has come."""
+        self._check_running()
         if self._is_polling:
             raise UsageError("poll() is called while another poll() waits; use one task")
         self._fetching.confirm()
@@ -261,7 +279,7 @@ class PullConsumer:
         if loop.time() - self._yielded_at > YIELD_S:
             await asyncio.sleep(0)
             self._yielded_at = loop.time()
-        found = self._shown(self._fetching.take(most))
+        found = take()
         if found or timeout_s <= 0:
             return found
         self._is_polling = True
@@ -271,8 +289,8 @@ class PullConsumer:
                     self._fetching.arrived.clear()
                     await self._fetching.arrived.wait()
                     if self.session.is_closed:
-                        return []
-                    found = self._shown(self._fetching.take(most))
+                        return None
+                    found = take()
         except TimeoutError:
             refusal = self._fetching.refusal(self._flows.values())
             if refusal is not None:
@@ -322,10 +340,11 @@ class PullConsumer:
 
     def position(self, queue: MessageQueue) -> int:
         """The offset that poll hands out next."""
+        self._fetching.take_back()
         return self._flow(queue).position
 
     def _flow(self, queue: MessageQueue) -> Flow:
-        flow = self._flows.get(self._on_wire(queue))
+        flow = self._flows.get(self.session.wire_queue(queue))
         if flow is None:
             raise UsageError(f"{_text(queue)} is not assigned to this consumer; see assigned()")
         return flow
@@ -333,17 +352,17 @@ class PullConsumer:
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's stored offset; None if there is none. Any queue may be asked for."""
         self._check_running()
-        return await self._reader.committed(self._on_wire(queue))
+        return await self._reader.committed(self.session.wire_queue(queue))
 
     async def begin_offset(self, queue: MessageQueue) -> int:
         """The least offset that is still there."""
         self._check_running()
-        return await self._reader.begin(self._on_wire(queue))
+        return await self._reader.begin(self.session.wire_queue(queue))
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
         self._check_running()
-        return await self._reader.end(self._on_wire(queue))
+        return await self._reader.end(self.session.wire_queue(queue))
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime | int) -> int:
         """The first offset stored at this time (or ms since 1970) or later; else the end.
@@ -351,7 +370,7 @@ class PullConsumer:
         A RocketMQ 4 broker gives the nearest instead, which may be the message before that time.
         """
         self._check_running()
-        return await self._reader.at_time(self._on_wire(queue), when)
+        return await self._reader.at_time(self.session.wire_queue(queue), when)
 
     # -------------------------------------------------------------------------------------- commits
 
@@ -364,11 +383,12 @@ class PullConsumer:
             flows = [one for one in self._flows.values() if one.position != one.committed]
             wanted = {flow.queue: flow.position for flow in flows}
         else:
-            wanted = {self._on_wire(queue): offset for queue, offset in offsets.items()}
+            wanted = {self.session.wire_queue(queue): offset for queue, offset in offsets.items()}
             for queue, offset in wanted.items():
                 if offset < 0:
                     text = f"commit of {offset} for {_text(queue)}: an offset is 0 or more"
                     raise UsageError(text)
+            self._fetching.take_back()
             for queue, offset in wanted.items():
                 if queue in self._flows:
                     self._flows[queue].confirm_before(offset)
@@ -391,6 +411,7 @@ class PullConsumer:
         return None
 
     async def _commit_confirmed(self, flows: Iterable[Flow]) -> None:
+        self._fetching.take_back()
         offsets = {flow.queue: flow.confirmed for flow in flows if flow.confirmed != flow.committed}
         for error in await self._commit(offsets):
             log.warning("commit_failed group=%s reason=%s", self.group, error)
@@ -420,7 +441,7 @@ class PullConsumer:
         """
         self._check_running()
         pulled = await self._reader.pull(
-            self._on_wire(queue),
+            self.session.wire_queue(queue),
             offset,
             make_filter(tags, sql),
             most=most,
@@ -444,7 +465,7 @@ class PullConsumer:
         """As `pull`, with the records as they came."""
         self._check_running()
         return await self._reader.pull_raw(
-            self._on_wire(queue),
+            self.session.wire_queue(queue),
             offset,
             make_filter(tags, sql),
             most=most,
@@ -564,11 +585,12 @@ class PullConsumer:
             return
         try:
             told = self.on_queues_changed(
-                sorted(flow.queue for flow in gained), sorted(flow.queue for flow in lost)
+                self._queues_shown(flow.queue for flow in gained),
+                self._queues_shown(flow.queue for flow in lost),
             )
             if inspect.isawaitable(told):
                 await told
-        except Exception:
+        except (Exception, *EXITS):  # nobody waits for this; an exit would hit others
             log.exception("on_queues_changed_failed group=%s", self.group)
 
 

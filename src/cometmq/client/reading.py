@@ -13,6 +13,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +28,8 @@ from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 ALL = "*"
 TAG = "TAG"
 SQL = "SQL92"
+
+M = TypeVar("M", bound=ReceivedMessage)
 
 
 class PullStatus(Enum):
@@ -86,7 +89,7 @@ class Filter(msgspec.Struct, frozen=True):
             }
         )
 
-    def pick(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def pick(self, messages: list[M]) -> list[M]:
         """Without what came only because its tag has the same hash."""
         return WantedTags(self.tags).pick(messages) if self.tags else messages
 

@@ -147,7 +147,10 @@ class Rebalance:
             members = await self._members(route)
         if self._session.client_id not in members:
             return None
-        return set(self._strategy(self._group, self._session.client_id, queues, members))
+        # Names on the wire, as all members of a group, in whatever language, compute with them;
+        # a strategy that has queues of its user's (`fixed`) may give them as the user does.
+        mine = self._strategy(self._group, self._session.client_id, queues, members)
+        return {self._session.wire_queue(one) for one in mine}
 
     async def _members(self, route: Route) -> Sequence[str]:
         """The group's client ids as a broker of the topic knows them, sorted."""

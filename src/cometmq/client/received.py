@@ -54,6 +54,8 @@ class ReceivedMessage(msgspec.Struct, gc=False, eq=False):
     size: int
     _topic: str = ""
     _properties: dict[str, str] | None = None
+    queue_topic: str = ""
+    """The stored topic without its namespace, if that is another name."""
 
     def __repr__(self) -> str:
         return (
@@ -103,7 +105,7 @@ class ReceivedMessage(msgspec.Struct, gc=False, eq=False):
     @property
     def queue(self) -> MessageQueue:
         """The queue it was read from."""
-        return MessageQueue(self.stored_topic, self.broker, self.queue_id)
+        return MessageQueue(self.queue_topic or self.stored_topic, self.broker, self.queue_id)
 
     @property
     def sharding_key(self) -> str:

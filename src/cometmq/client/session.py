@@ -23,11 +23,15 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from cometmq.client.connection import Connection, Connections, Credentials
 from cometmq.client.name_servers import NameServers
+from cometmq.client.outgoing import check_name
+from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import BrokerOfRoute, Route, Routes
 from cometmq.errors import CometError, NoRoute, RequestRefused, UsageError
+from cometmq.message import MessageQueue
 from cometmq.wire import fastjson
 from cometmq.wire.bodies import ConsumerOfHeartbeat
 from cometmq.wire.codes import RequestCode, ResponseCode
@@ -47,6 +51,10 @@ SYSTEM_NAMES = frozenset(
     "CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER CID_ONSAPI_PULL".split()
 )
 """Topics and groups of the system: they are the same in every namespace."""
+DEFAULT_GROUP = "DEFAULT_CONSUMER"  # Java's placeholder for a group that nobody named
+MAX_GROUP_CHARS = (
+    255  # namespace included; Java's limit, of which brokers may want some for %RETRY%
+)
 INNER_GROUP = "CLIENT_INNER_PRODUCER"  # every Java client registers it; replies come through it
 
 Answer = Callable[[Connection, Frame], Awaitable[Frame | None] | Frame | None]
@@ -139,6 +147,17 @@ class UniqueIds:
         self._next_month_ms = int(time.mktime(following)) * 1000
 
 
+def check_group(group: str, namespace: str) -> None:
+    """A consumer group's name, as Java's validators have it; UsageError says what is wrong.
+
+    Brokers give no queues to a group whose name they refuse, so it is better said at once.
+    """
+    most = MAX_GROUP_CHARS - (len(namespace) + 1 if namespace else 0)
+    check_name(group, "consumer group", most)
+    if group == DEFAULT_GROUP:
+        raise UsageError(f"consumer group {group!r} is the system's own; give it another name")
+
+
 class Session:
     """One client's ties to a cluster. Lives on one event loop."""
 
@@ -173,6 +192,11 @@ class Session:
         self._beat_wanted = asyncio.Event()
         self._beaten: set[str] = set()
         self._beat_troubles: dict[str, str] = {}
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "closed" if self.is_closed else "running" if self.is_started else "not started"
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -247,8 +271,28 @@ class Session:
         return f"{space}%{name}"
 
     def unwrap(self, name: str) -> str:
+        """A name on the wire as this client's user calls it; one that is so already stays."""
         space = self.options.namespace
-        return name.replace(f"{space}%", "", 1) if space else name
+        if space:
+            for prefix in ("", "%RETRY%", "%DLQ%"):
+                if name.startswith(f"{prefix}{space}%"):
+                    return prefix + name.removeprefix(f"{prefix}{space}%")
+        return name
+
+    def wire_queue(self, queue: MessageQueue) -> MessageQueue:
+        topic = self.wrap(queue.topic)
+        return queue if topic == queue.topic else structs.replace(queue, topic=topic)
+
+    def shown_queue(self, queue: MessageQueue) -> MessageQueue:
+        topic = self.unwrap(queue.topic)
+        return queue if topic == queue.topic else structs.replace(queue, topic=topic)
+
+    def show(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Let messages name topics as the user does."""
+        if self.options.namespace:
+            for one in messages:
+                one.topic = self.unwrap(one.topic)
+                one.queue_topic = self.unwrap(one.stored_topic)
 
     # ------------------------------------------------------------------------------------- brokers
 

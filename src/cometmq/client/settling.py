@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from cometmq.client.handling import Later
+from cometmq.client.handling import EXITS, Later
 from cometmq.client.pulling import PulledQueue
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.send_back import FIRST_DELAY_LEVEL, SendBack
@@ -198,9 +198,8 @@ class Settling:
     def _cut_off(self, job: Job, error: BaseException) -> None:
         """Cancelled or interrupted: says nothing about the message, which is handed out again."""
         given, owned, _ = job
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        if isinstance(error, EXITS):
             self._on_interrupt(error)
-            return
         if self.is_closing or owned.is_dropped:
             return
         messages = as_list(given)

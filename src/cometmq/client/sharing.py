@@ -57,7 +57,8 @@ class Sharing:
                 if me not in members:
                     return None
             self._reasons.pop(topic, None)
-            return self._strategy(self._group, me, sorted(route.to_read), sorted(members))
+            mine = self._strategy(self._group, me, sorted(route.to_read), sorted(members))
+            return [self._session.wire_queue(one) for one in mine]
         except CometError as error:
             self._say(topic, "rebalance_failed", str(error))
             return None

@@ -26,7 +26,7 @@ from cometmq.client.receipts import (
     times_before,
 )
 from cometmq.client.received import ReceivedMessage, read_all
-from cometmq.client.session import Options, Session
+from cometmq.client.session import Options, Session, check_group
 from cometmq.errors import CometError, ConnectionLost, RequestRefused, UsageError
 from cometmq.wire import bodies
 from cometmq.wire import properties as props
@@ -90,14 +90,13 @@ class SimpleConsumer:
         ordered: bool = False,
         **options: Any,
     ) -> None:
-        if not group:
-            raise UsageError("a simple consumer needs the name of its group")
         if start not in ("first", "last"):
             raise UsageError(f"start={start!r} must be 'first' or 'last'")
         try:
             common = Options(namesrv=namesrv, **options)
         except TypeError as error:
             raise UsageError(f"SimpleConsumer: {error}") from None
+        check_group(group, common.namespace)
         self.session = Session(common)
         self.group = self.session.wrap(group)
         self._begins_at_end = start == "last"
@@ -107,6 +106,14 @@ class SimpleConsumer:
         self.session.consumers = self._membership
         if topic:
             self.subscribe(topic, tags, sql=sql)
+
+    def __repr__(self) -> str:
+        unwrap = self.session.unwrap
+        topics = ",".join(sorted(unwrap(name) for name in list(self._subscribed)))
+        return (
+            f"<SimpleConsumer {unwrap(self.group)} topics={topics} {self.session.state} "
+            f"{self.session.names}>"
+        )
 
     async def __aenter__(self) -> SimpleConsumer:
         await self.start()
@@ -187,7 +194,7 @@ class SimpleConsumer:
                 began = loop.time()
                 wait_ms = round(min(slice_s, max(0.0, ends - began)) * 1000)
                 try:
-                    found = await self._pop(broker, topic, most, invisible_ms, wait_ms, attempt)
+                    found = await self._meant(broker, topic, most, invisible_ms, wait_ms, attempt)
                 except CometError as error:
                     problems.append(error)
                     await self._failed(broker, topic, error)
@@ -220,10 +227,43 @@ class SimpleConsumer:
             raise CometError(f"no queue of {', '.join(self._subscribed)} can be read")
         return found
 
-    async def _pop(
+    async def _meant(
         self, broker: str, topic: str, most: int, invisible_ms: int, wait_ms: int, attempt: str
     ) -> list[PoppedMessage]:
+        """A pop without what came only because its tag has the same hash, as brokers compare.
+
+        That is acknowledged, as Java's clients do, or it would come back again and again.
+        """
+        if topic not in self._subscribed:  # not any more
+            return []
+        # The filter as it was asked with: by another, given meanwhile, nothing may be thrown away.
         wanted = self._subscribed[topic][0]
+        while True:
+            popped = await self._pop(broker, topic, wanted, most, invisible_ms, wait_ms, attempt)
+            meant = wanted.pick(popped)
+            if len(meant) == len(popped):
+                return popped
+            kept = {one.receipt for one in meant}
+            try:
+                await self.ack([one for one in popped if one.receipt not in kept])
+            except CometError as error:  # they return in their time, and are acknowledged then
+                log.warning("ack_failed group=%s broker=%s reason=%s", self.group, broker, error)
+                return meant
+            if meant:
+                return meant
+            # There may be more behind them; if not, waiting is up to the caller.
+            wait_ms, attempt = 0, uuid.uuid4().hex
+
+    async def _pop(
+        self,
+        broker: str,
+        topic: str,
+        wanted: Filter,
+        most: int,
+        invisible_ms: int,
+        wait_ms: int,
+        attempt: str,
+    ) -> list[PoppedMessage]:
         ext = {
             "consumerGroup": self.group,
             "topic": topic,
@@ -260,9 +300,9 @@ class SimpleConsumer:
             PoppedMessage.of(one, handle, told.popTime)
             for one, handle in zip(messages, handles, strict=True)
         ]
-        for one in found:
-            one.topic = self.session.unwrap(one.topic)
-            if self._is_ordered:
+        self.session.show(found)
+        if self._is_ordered:
+            for one in found:
                 one.reconsume_times = times_before(told, one)
         return found
 

@@ -232,6 +232,7 @@ class _Finder:
             self.unknown.append(f"where group {facts.group} stands: {error}")
 
     async def _offset(self, facts: GroupFacts, queue: MessageQueue) -> int | None:
+        queue = self.session.wire_queue(queue)
         address = self.places.get(queue.broker, "")
         where = (self.session, address, queue.broker, facts.wire_group)
         return await committed_offset(*where, queue.topic, queue.queue_id)
@@ -287,6 +288,7 @@ class _Finder:
     async def _pull(
         self, queue: MessageQueue, offset: int, most: int, by: GroupSubscription | None = None
     ) -> list[ReceivedMessage]:
+        queue = self.session.wire_queue(queue)
         header = PullHeader(
             consumerGroup=admin_messages.TOOLS_GROUP,
             topic=queue.topic,

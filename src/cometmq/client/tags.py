@@ -7,9 +7,12 @@ what is not meant is dropped here, and nothing else is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from cometmq.client.received import ReceivedMessage
 from cometmq.wire import properties as props
+
+M = TypeVar("M", bound=ReceivedMessage)
 
 
 class WantedTags:
@@ -21,14 +24,14 @@ class WantedTags:
         self._exact = frozenset(tags)
         self._prefixes = tuple(tag[:-1] for tag in self._exact if tag.endswith("*"))
 
-    def pick(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    def pick(self, messages: list[M]) -> list[M]:
         """Those that are meant; all if there are no tags."""
         exact, prefixes, get = self._exact, self._prefixes, props.get
         if not exact:
             return messages
         if not prefixes:
             return [one for one in messages if get(one.properties_text, props.TAGS) in exact]
-        picked: list[ReceivedMessage] = []
+        picked: list[M] = []
         for one in messages:
             tag = get(one.properties_text, props.TAGS)
             if tag is not None and (tag in exact or tag.startswith(prefixes)):

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any
 
 from cometmq.client.connection import Connection
+from cometmq.client.handling import EXITS, on_thread
 from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.errors import SendFailed, UsageError
@@ -96,7 +97,7 @@ class TransactionProducer:
             if inspect.iscoroutinefunction(work):
                 outcome = await work(message)
             else:
-                outcome = await asyncio.to_thread(work, message)
+                outcome = await on_thread(work, message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
             if outcome is not None and outcome is not Outcome.COMMIT:
@@ -144,6 +145,7 @@ class TransactionProducer:
 
     async def _end(self, message: Message, sent: SendResult, outcome: Outcome) -> None:
         _, _, log_offset = parse_offset_id(sent.offset_id)
+        topic = self.producer.wire_topic(message.topic)
         header = headers.EndTransactionHeader(
             producerGroup=self.producer.wire_group,
             tranStateTableOffset=sent.queue_offset,
@@ -151,11 +153,11 @@ class TransactionProducer:
             commitOrRollback=outcome.value,
             msgId=sent.message_id,
             transactionId=sent.transaction_id or sent.message_id,
-            topic=sent.queue.topic,
+            topic=topic,
         )
         session = self.producer.session
         try:
-            address = await session.leader(sent.queue.broker, sent.queue.topic)
+            address = await session.leader(sent.queue.broker, topic)
             connection = await session.connections.get(address, sent.queue.broker)
         except Exception as error:
             log.warning("end_not_told outcome=%s reason=%s action=check-back", outcome, error)
@@ -187,15 +189,17 @@ class TransactionProducer:
     async def _answer(self, connection: Connection, frame: Frame) -> None:
         try:
             header = headers.parse(headers.CheckTransactionHeader, frame.ext)
-            message = read_all(frame.body, header.bname or "")[0]
+            messages = read_all(frame.body, header.bname or "")
+            self.producer.session.show(messages)
+            message = messages[0]
             try:
                 if inspect.iscoroutinefunction(self._check):
                     outcome = await self._check(message)
                 else:
-                    outcome = await asyncio.to_thread(self._check, message)
+                    outcome = await on_thread(self._check, message)
                     if inspect.isawaitable(outcome):
                         outcome = await outcome
-            except Exception:
+            except (Exception, *EXITS):  # an exit, too, would hit others: nobody waits for this
                 log.exception("check_failed id=%s action=the broker asks again", message.message_id)
                 outcome = Outcome.UNKNOWN
             if not isinstance(outcome, Outcome):

@@ -26,7 +26,7 @@ from enum import Enum
 from queue import SimpleQueue
 from typing import Any
 
-from cometmq.client.handling import Later
+from cometmq.client.handling import EXITS, Later
 from cometmq.client.pulling import PulledQueue
 from cometmq.client.received import ReceivedMessage
 from cometmq.errors import UsageError
@@ -323,13 +323,19 @@ def _go_on(coroutine: Coroutine[Any, Any, object], waits_for: Any) -> Generator[
 
 
 class Tasks:
-    """Worker tasks, started when they are needed, `limit` at most."""
+    """Worker tasks, started when they are needed, `limit` at most.
+
+    A cancellation ends its worker, whoever asked for it: a program that ends cancels all tasks. The
+    next job that nobody else is there for starts another in its place.
+    """
 
     def __init__(self, results: Results, limit: int) -> None:
         self._results = results
         self._limit = limit
         self._jobs: deque[Job] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._gone: list[int] = []
+        """Workers that were cancelled, by number."""
         self.tasks: list[asyncio.Task[None]] = []
         self.running: list[Job | None] = []
         self._is_closed = False
@@ -356,12 +362,27 @@ class Tasks:
             if not future.done():
                 future.set_result(None)
                 return
-        if len(self.tasks) < self._limit:
+        if self._gone:
+            number = self._gone.pop()
+            self.tasks[number] = self._loop.create_task(self._live(number))
+        elif len(self.tasks) < self._limit:
             self.running.append(None)
-            self.tasks.append(self._loop.create_task(self._work(len(self.tasks))))
+            self.tasks.append(self._loop.create_task(self._live(len(self.tasks))))
+
+    async def _live(self, number: int) -> None:
+        try:
+            await self._work(number)
+        finally:
+            self.running[number] = None
+            if not self._is_closed:
+                self._gone.append(number)
+                if self._jobs:
+                    self._wake_one()
 
     async def _work(self, number: int) -> None:
         jobs, running, results = self._jobs, self.running, self._results
+        me = asyncio.current_task()
+        assert me is not None
         burst = 0
         while not self._is_closed:
             if not jobs:
@@ -382,13 +403,15 @@ class Tasks:
                 await self._run(job)
             running[number] = None
             results.announce_here()
+            if me.cancelling():  # it may still be to come, and would hit the next handler
+                return
             burst += 1
             if burst >= BURST:
                 burst = 0
                 await asyncio.sleep(0)
 
     def _run(self, job: Job) -> Awaitable[Outcome]:
-        """One call of a handler. What it raises is a result, unless it ends this worker."""
+        """One call of a handler. Whatever it raises is a result."""
         return self._run_told(job) if self._results.hooks else self._run_plain(job)
 
     async def _run_plain(self, job: Job) -> Outcome:
@@ -407,10 +430,8 @@ class Tasks:
             return results.took(job, await _go_on(coroutine, waits_for))
         except Exception as error:
             results.failed.append((job, error))
-        except asyncio.CancelledError as error:
+        except (asyncio.CancelledError, *EXITS) as error:
             results.cut_off.append((job, error))
-            if self._is_closed:
-                raise
         return Outcome.FAILED
 
     async def _run_told(self, job: Job) -> Outcome:
@@ -420,11 +441,15 @@ class Tasks:
         return outcome
 
     async def _work_line(self, queue: PulledQueue, handler: Handler) -> None:
+        me = asyncio.current_task()
+        assert me is not None
         for _ in range(LINE_BURST):
             job = self._results.next_of_line(queue, handler)
             if job is None or await self._run(job) is not Outcome.DONE or self._is_closed:
                 return
             self._results.announce_here()
+            if me.cancelling():
+                return
 
     def drop_waiting(self) -> None:
         self._jobs.clear()

@@ -33,7 +33,16 @@ from cometmq.run import RunningBroker, RunningNameServer
 from cometmq.store.files import RealFiles
 from cometmq.testing.background import Background, bind
 from cometmq.testing.memory import MemoryFiles
-from cometmq.testing.tampering import Fault, Faults, HoldBack, Refuse, TamperedCore, Withhold
+from cometmq.testing.tampering import (
+    Act,
+    Fault,
+    Faults,
+    HoldBack,
+    Refuse,
+    TamperedCore,
+    Weaken,
+    Withhold,
+)
 from cometmq.wire.codes import Perm, RequestCode, ResponseCode
 from cometmq.wire.headers import CreateTopicHeader, to_ext
 
@@ -61,6 +70,16 @@ _OURS = {
     "namesrvAddr": "it is its own name server",
     "storePathRootDir": "say LocalBroker(store=...)",
 }
+_SENDS = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+)
+_WEAK = (
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _NAME_SERVER_STOP_MS = 500
 
@@ -189,10 +208,18 @@ class LocalBroker:
         times: int = 1,
         after: int = 0,
         response_code: int = ResponseCode.SYSTEM_ERROR,
-        remark: str = "refused by LocalBroker.fail",
+        remark: str | None = None,
     ) -> Fault:
-        """Let `after` requests of this code pass, then refuse `times` of them unexecuted."""
-        return self._add(code, Refuse(response_code, remark), times, after)
+        """Let `after` requests of this code pass, then refuse `times` of them unexecuted.
+
+        A send with one of the codes that mean "stored, but not as safely as asked for"
+        (FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT) is executed, and answered so.
+        """
+        if code in _SENDS and response_code in _WEAK:
+            act: Act = Weaken(response_code, remark or "weakened by LocalBroker.fail")
+        else:
+            act = Refuse(response_code, remark or "refused by LocalBroker.fail")
+        return self._add(code, act, times, after)
 
     def delay(self, code: int, seconds: float, *, times: int = 1, after: int = 0) -> Fault:
         """Hold the answer back so long; the request is executed at once."""
@@ -202,7 +229,7 @@ class LocalBroker:
         """Execute the request and never answer it."""
         return self._add(code, Withhold(), times, after)
 
-    def _add(self, code: int, act: Refuse | HoldBack | Withhold, times: int, after: int) -> Fault:
+    def _add(self, code: int, act: Act, times: int, after: int) -> Fault:
         if times < 1 or after < 0:
             raise UsageError(f"times={times} must be at least 1 and after={after} at least 0")
         fault = Fault(code, act, after, times)

@@ -1,8 +1,8 @@
 """TamperedCore: a core with faults around it, for the driver to run.
 
-Owns: what is refused, held back or never answered, and how far the core's clock stands ahead. One
-rule: it speaks ports.Core on both sides and changes nothing but that: the core inside is the real
-one and does not know, and neither does the driver.
+Owns: what is refused, answered otherwise, held back or never answered, and how far the core's clock
+stands ahead. One rule: it speaks ports.Core on both sides and changes nothing but that: the core
+inside is the real one and does not know, and neither does the driver.
 
 A request that is watched for must not be taken by compiled code: while any fault is left, `receive`
 takes nothing, and every frame comes through `handle`.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from cometmq.ports import Close, ConnId, Core, Out, Peer, Send
-from cometmq.wire.codes import RequestCode
+from cometmq.wire.codes import RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, encode_frame, frame_at, reply_to
 
 _ANY_SIZE = 2**31 - 1  # our own answers: no limit is ours to check
@@ -24,6 +24,13 @@ _ANY_SIZE = 2**31 - 1  # our own answers: no limit is ours to check
 
 class Refuse(msgspec.Struct, frozen=True):
     """Not executed, and answered so."""
+
+    code: int
+    remark: str
+
+
+class Weaken(msgspec.Struct, frozen=True):
+    """Executed; a success is answered with this code instead, and with all that it tells."""
 
     code: int
     remark: str
@@ -39,11 +46,14 @@ class Withhold(msgspec.Struct, frozen=True):
     """Executed and never answered."""
 
 
+Act = Refuse | Weaken | HoldBack | Withhold
+
+
 class Fault(msgspec.Struct, eq=False):
     """What becomes of some requests of one code. `hits` says how many it has met so far."""
 
     code: int
-    act: Refuse | HoldBack | Withhold
+    act: Act
     after: int
     left: int
     hits: int = 0
@@ -66,7 +76,7 @@ class Faults:
     def clear(self) -> None:
         self._faults.clear()
 
-    def meet(self, code: int) -> Refuse | HoldBack | Withhold | None:
+    def meet(self, code: int) -> Act | None:
         """What is to become of a request that has just come; it is counted."""
         for fault in self._faults:
             if fault.code != code:
@@ -98,7 +108,7 @@ class TamperedCore:
         self._abandon = abandon
         self._guests: dict[ConnId, None] = {}  # neither dialled by us nor a broker of ours
         self._asked: Out = []
-        self._withheld: dict[tuple[ConnId, int], HoldBack | Withhold] = {}
+        self._withheld: dict[tuple[ConnId, int], Weaken | HoldBack | Withhold] = {}
         self._late: list[tuple[int, int, Send]] = []  # a heap: when, number, answer
         self._late_count = 0
 
@@ -244,6 +254,11 @@ class TamperedCore:
             if frame.is_response:
                 act = self._withheld.pop((effect.conn, frame.opaque), None)
             if act is None:
+                yield raw
+            elif isinstance(act, Weaken):
+                if frame.code == ResponseCode.SUCCESS:
+                    frame.code, frame.remark = act.code, act.remark
+                    raw = encode_frame(frame)
                 yield raw
             elif isinstance(act, HoldBack):
                 self._late_count += 1

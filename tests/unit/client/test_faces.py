@@ -11,9 +11,10 @@ from cometmq import aio
 
 FOR_OTHER_PARTS = {
     "Consumer": {"counts", "flow_waits", "is_running", "owned", "rebalance", "subscriptions"}
-    | {"topics"},
+    | {"run_to_end", "topics"},
     "Producer": {"begin", "choose", "ended", "finished", "make", "observed", "tell", "template"}
     | {"open_lane", "port_of", "wire_topic"},
+    "PullConsumer": {"lend"},
 }
 """What other modules use of the asyncio clients and users need not know."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.client.workers import Results, Threads
+from cometmq.client.workers import Job, Results, Tasks, Threads
 
 ANY: Any = object()
 
@@ -98,3 +98,75 @@ def test_nobody_is_busy_once_all_is_done() -> None:
         watched.threads.close()
 
     asyncio.run(work())
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+def make_tasks(limit: int) -> tuple[Tasks, list[Job], list[Job]]:
+    """Tasks, and lists of the jobs that were done and cut off."""
+    done: list[Job] = []
+    cut_off: list[Job] = []
+
+    def settle(results: Results) -> None:
+        done.extend(results.done)
+        cut_off.extend(job for job, _ in results.cut_off)
+        results.done.clear()
+        results.cut_off.clear()
+
+    return Tasks(Results(settle, 1), limit), done, cut_off
+
+
+async def until(claim: Any) -> None:
+    async with asyncio.timeout(5):
+        while not claim():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("how", ["late", "waiting", "idle"])
+def test_a_cancelled_worker_is_replaced(how: str) -> None:
+    """Late: the handler has ended when its cancellation comes; it must not hit the next one."""
+
+    async def work() -> None:
+        tasks, done, cut_off = make_tasks(1)
+        queue: Any = SimpleNamespace(is_dropped=False)
+
+        async def handle(message: Any) -> None:
+            if message == 0 and how != "idle":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            if message != 0 or how == "waiting":
+                await asyncio.sleep(0)
+
+        jobs: list[Any] = [(number, queue, handle) for number in range(4)]
+        tasks.feed(jobs, 4)
+        await until(lambda: len(done) + len(cut_off) == 4)
+        assert [job[0] for job in cut_off] == ([0] if how == "waiting" else [])
+        if how == "idle":
+            tasks.tasks[0].cancel()
+            await asyncio.sleep(0.01)
+        tasks.feed(jobs[1:], 3)
+        await until(lambda: len(done) + len(cut_off) == 7)
+        assert len(tasks.tasks) == 1 and not tasks.busy(None)
+        await tasks.close(None)
+
+    asyncio.run(work())
+
+
+def test_a_program_that_ends_is_not_held_up_by_workers() -> None:
+    async def work() -> None:
+        tasks, _, _ = make_tasks(2)
+        queue: Any = SimpleNamespace(is_dropped=False)
+
+        async def handle(message: Any) -> None:
+            await asyncio.sleep(60 if message else 0)
+
+        jobs: list[Any] = [(number, queue, handle) for number in range(2)]
+        tasks.feed(jobs, 2)
+        await asyncio.sleep(0.01)  # one at work, one idle; nobody closes them
+
+    ending = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive()
