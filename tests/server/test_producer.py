@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import random
 import socket
 import threading
 import time
@@ -18,11 +19,12 @@ from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.remote import Remote
 from cometmq.client.selector import hash_of
-from cometmq.errors import NoRoute, SendFailed, Unreachable, UsageError, WindowFull
+from cometmq.errors import BodyError, NoRoute, SendFailed, Unreachable, UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendStatus
 from cometmq.testing.local import LocalBroker
 from cometmq.testing.proxy import Proxy
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
+from cometmq.wire.frame import Frame
 
 
 @pytest.fixture(scope="module")
@@ -409,6 +411,99 @@ def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
     with pytest.raises(UsageError, match="closed"):
         producer.send(Message("closing", b"late"))
     assert len(stored(broker, "closing", 1)) == 500
+
+
+def test_a_full_window_is_told_where_nobody_can_wait(broker: LocalBroker) -> None:
+    """On the background loop's own thread, that is in callbacks and async handlers."""
+    broker.create_topic("callback", queues=1)
+    told: list[BaseException | None] = []
+    is_told = threading.Event()
+    with blocking.Producer("shop", namesrv=broker.namesrv, window=2) as producer:
+        producer.send(Message("callback", b"warm"))
+
+        def again(_: object) -> None:
+            try:
+                for _ in range(3):
+                    producer.send_async(Message("callback", b"more"))
+                told.append(None)
+            except WindowFull as error:
+                told.append(error)
+            is_told.set()
+
+        producer.send_async(Message("callback", b"1"), again)
+        assert is_told.wait(5), "the background loop waits for itself"
+        assert "on the thread that would make some" in str(told[0])
+        assert producer.send_async(Message("callback", b"after")).result(5)
+    assert len(stored(broker, "callback", 1)) == 5
+
+
+def test_an_async_handler_never_stops_the_loop(broker: LocalBroker) -> None:
+    broker.create_topic("forwarded", queues=1)
+    producer = blocking.Producer("shop", namesrv=broker.namesrv, window=4)
+    producer.start()
+    for n in range(40):
+        producer.send(Message("to-forward", b"%d" % n))
+    handled: list[bool] = []
+
+    async def forward(message: ReceivedMessage) -> None:
+        try:
+            producer.send_async(Message("forwarded", message.body))
+            handled.append(True)
+        except WindowFull:
+            handled.append(False)
+
+    with blocking.Consumer("forwards", namesrv=broker.namesrv, start="first") as consumer:
+        consumer.subscribe("to-forward", forward)
+        consumer.start()
+        until = time.monotonic() + 10
+        while len(handled) < 40 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(handled) == 40
+    producer.close()
+    assert len(stored(broker, "forwarded", 1)) == handled.count(True)
+
+
+@pytest.mark.parametrize("body", [b"13.50", b"x" * 5_000, random.Random(1).randbytes(5_000)])
+def test_a_reply_arrives_as_it_was(broker: LocalBroker, body: bytes) -> None:
+    """Small; so large that it travels compressed; so large, and not to be made smaller."""
+    with (
+        blocking.Producer("shop", namesrv=broker.namesrv) as producer,
+        blocking.Consumer("replies", namesrv=broker.namesrv) as consumer,
+    ):
+
+        def reply(message: ReceivedMessage) -> None:
+            producer.reply(message, body)
+
+        consumer.subscribe("asked", reply)
+        consumer.start()
+        assert producer.request(Message("asked", b"?"), timeout_ms=10_000).body == body
+
+
+def test_a_reply_that_can_not_be_read_is_told_to_who_asked() -> None:
+    async def main() -> None:
+        producer = Producer("shop", namesrv="127.0.0.1:1")
+        asked = asyncio.get_running_loop().create_future()
+        producer._requests["C"] = asked
+        ext = {
+            "producerGroup": "g",
+            "topic": "t",
+            "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": "4",
+            "queueId": "0",
+            "sysFlag": "1",
+            "bornTimestamp": "0",
+            "bornHost": "127.0.0.1:1",
+            "storeHost": "127.0.0.1:1",
+            "storeTimestamp": "0",
+            "flag": "0",
+            "properties": "CORRELATION_ID\x01C\x02",
+        }
+        pushed = Frame(code=RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=ext, body=b"not zlib")
+        assert producer._replied(None, pushed).code == 0  # type: ignore[arg-type]
+        with pytest.raises(BodyError, match="not zlib"):
+            await asked
+
+    asyncio.run(main())
 
 
 def test_oneway_arrives(broker: LocalBroker) -> None:

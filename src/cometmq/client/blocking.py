@@ -100,7 +100,8 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> concurrent.futures.Future[SendResult]:
         """Begin to send; the future has the result. With `window` sends under way it waits for
-        room, or raises WindowFull (`on_full`). The callback runs on the loop's thread."""
+        room, or raises WindowFull (`on_full`). The callback runs on the loop's thread, where
+        nothing can wait: there, and in async handlers, it raises in any case."""
         future = SendFuture(callback)
         waits = self._on_full == "wait"
         self._submit(future, message, queue, selector, timeout_ms, is_async=True, waits=waits)
@@ -166,6 +167,11 @@ class Producer:
         if self._inner.under_way + len(self._ready) >= self._window:
             if not waits:
                 raise WindowFull(f"{self._window} sends are under way (window)")
+            if background.is_here():
+                raise WindowFull(
+                    f"{self._window} sends are under way (window), and a callback or an async "
+                    f"handler can't wait for room: it is on the thread that would make some"
+                )
             self._wait_for_room()
         self._ready.append((sending, future))
         if not self._is_called:  # one wake-up of the loop for all that gather until it runs

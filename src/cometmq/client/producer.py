@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq.client import outgoing
-from cometmq.client.compression import compress
+from cometmq.client.compression import compress, decompress
 from cometmq.client.connection import Connection
 from cometmq.client.latency import BrokerHealth
 from cometmq.client.lines import Lines, connected
@@ -545,19 +545,23 @@ class Producer:
         if waiting is None or waiting.done():
             log.warning("reply_unknown correlation_id=%s", correlation)
         else:
-            waiting.set_result(reply_message(header, frame.body))
+            try:
+                waiting.set_result(reply_message(header, frame.body))
+            except CometError as error:  # who asked is told; to the broker it was delivered
+                waiting.set_exception(error)
         return reply_to(frame)
 
 
 def reply_message(header: headers.PushReplyHeader, body: bytes) -> ReceivedMessage:
-    """A reply that was pushed to us."""
+    """A reply that was pushed to us, its body whole; BodyError if that can't be had."""
+    whole = decompress(body, header.sysFlag)
     return ReceivedMessage(
         "",
         header.topic,
         header.queueId,
         0,
         0,
-        body,
+        whole,
         header.properties or "",
         header.flag,
         header.sysFlag,
