@@ -147,6 +147,21 @@ def test_large_bodies_travel_compressed_and_arrive_whole(broker: LocalBroker) ->
         (Message("orders", b"x", properties={"a": "x" * 40_000}), "at most 32767"),
         (Message("orders", b"x", delay_level=19), "must be 1 to 18"),
         (Message("orders", b"x", keys=["a b"]), "one word"),
+        (Message("orders", b"x", flag="1"), "flag '1' must be a whole number"),  # type: ignore[arg-type]
+        (Message("orders", b"x", flag=None), "flag None must be a whole number"),  # type: ignore[arg-type]
+        (Message("orders", b"x", flag=2**31), "flag 2147483648 .* of 32 bits"),
+        (Message("orders", b"x", unique_id="a\x02TAGS\x01b"), "unique_id .* byte 1 or 2"),
+        (Message("orders", b"x", unique_id="a\x01b", delay_level=1), "unique_id .* byte 1 or 2"),
+        (Message("orders", b"x", unique_id=7), "unique_id 7 must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", tags=["a"]), r"tags \['a'\] must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", tags=None), "tags None must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", sharding_key=7), "sharding_key 7 must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", keys=[7]), "key 7: a key is one word"),  # type: ignore[list-item]
+        (Message("orders", b"x", delay_level="3"), "delay_level '3'; must be 1 to 18"),  # type: ignore[arg-type]
+        (Message("orders", b"x", deliver_at=3), "deliver_at 3 must be a datetime"),  # type: ignore[arg-type]
+        (Message("orders", b"x", ttl=3), "ttl 3 must be a timedelta"),  # type: ignore[arg-type]
+        (Message("orders", b"x", properties={7: "x"}), "property 7='x'"),  # type: ignore[dict-item]
+        (Message("orders", b"x", properties=["a"]), "must be a dict of texts"),  # type: ignore[arg-type]
     ],
 )
 def test_what_can_never_be_sent_is_refused_before(
@@ -157,6 +172,64 @@ def test_what_can_never_be_sent_is_refused_before(
         pytest.raises(UsageError, match=why),
     ):
         producer.send(message)
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "why"),
+    [("0", "whole number"), (None, "whole number"), (-1, "from 0 on"), (True, "whole number")],
+)
+def test_a_queue_that_is_none_is_refused_and_stops_nobody(
+    broker: LocalBroker, queue_id: Any, why: str
+) -> None:
+    broker.create_topic("queues", queues=1)
+    wrong = MessageQueue("queues", broker.broker_name, queue_id)
+    other = MessageQueue("other", broker.broker_name, 0)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        with pytest.raises(UsageError, match=why):
+            producer.send(Message("queues", b"x"), queue=wrong)
+        with pytest.raises(UsageError, match=f"the selector returned .*{why}"):
+            producer.send(Message("queues", b"x"), selector=lambda _: wrong)
+        with pytest.raises(UsageError, match=r"selector returned .* of another topic"):
+            producer.send(Message("queues", b"x"), selector=lambda _: other)
+        with pytest.raises(UsageError, match="which is not a MessageQueue"):
+            producer.send(Message("queues", b"x"), queue=("queues", "b", 0))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=why):
+            producer.send_batch([Message("queues", b"x")], queue=wrong)
+        assert producer.send_async(Message("queues", b"x")).result(5)
+        assert producer._inner.under_way == 0
+
+
+def test_a_batch_checks_each_message(broker: LocalBroker) -> None:
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for wrong in ({"flag": "1"}, {"unique_id": "a\x01b"}):
+            with pytest.raises(UsageError, match=next(iter(wrong))):
+                producer.send_batch([Message("orders", b"x"), Message("orders", b"x", **wrong)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_send_that_breaks_is_the_only_one_that_ends_so(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, is_warm: bool
+) -> None:
+    """What no check foresees: one of several that are begun together can't be made into bytes; with
+    a connection there already, and while all of them wait for one."""
+    broker.create_topic("breaks", queues=1)
+    real = Producer.make
+
+    def make(self: Producer, message: Message, *more: Any, **keywords: Any) -> Any:
+        sending = real(self, message, *more, **keywords)
+        if message.body == b"2":
+            sending.born_ms = "never"  # type: ignore[assignment]
+        return sending
+
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for _ in range(4 if is_warm else 0):
+            producer.send(Message("breaks", b"warm"))
+        monkeypatch.setattr(Producer, "make", make)
+        futures = [producer.send_async(Message("breaks", b"%d" % n)) for n in range(5)]
+        assert isinstance(futures[2].exception(5), TypeError)
+        for future in futures[:2] + futures[3:]:
+            assert future.result(5).status is SendStatus.SEND_OK
+        assert producer._inner.under_way == 0
 
 
 def test_no_route_tells_the_cause() -> None:
@@ -577,6 +650,23 @@ def test_usage_is_explained() -> None:
         blocking.Producer("shop", namesrv="nowhere")
     with pytest.raises(UsageError, match="unknown keyword 'retrys'"):
         blocking.Producer("shop", namesrv="127.0.0.1:1", retrys=3)
+    for name, wrong, why in (
+        ("window", 0, "from 1 on"),
+        ("window", -5, "from 1 on"),
+        ("window", "x", "whole number"),
+        ("retries", -1, "from 0 on"),
+        ("async_retries", 1.5, "whole number"),
+        ("default_queues", 0, "from 1 on"),
+        ("max_message_bytes", 0, "from 1 on"),
+        ("compress_over_bytes", None, "whole number"),
+        ("send_timeout_ms", 0, "above 0"),
+        ("send_timeout_ms", float("nan"), "above 0"),
+        ("send_timeout_ms", "3000", "number"),
+        ("retry_busy", "no", "True or False"),
+        ("compression", "zlib", "Compression.ZLIB"),
+    ):
+        with pytest.raises(UsageError, match=f"{name} {wrong!r} must be .*{why}"):
+            blocking.Producer("shop", namesrv="127.0.0.1:1", **{name: wrong})
     with pytest.raises(UsageError, match="start the producer first"):
         blocking.Producer("shop", namesrv="127.0.0.1:1").send(Message("t", b"x"))
 

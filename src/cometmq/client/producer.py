@@ -33,6 +33,7 @@ from cometmq.client.sending import (
     Sending,
     SendOptions,
     Settled,
+    check_timeout,
     prepare,
 )
 from cometmq.client.session import Options, Session
@@ -224,7 +225,8 @@ class Producer:
         now_ms = self.session.now_ms()
         for message in messages:
             outgoing.check_body(message.body, limit)
-            ids.append(message.unique_id or self.session.unique_ids.next(now_ms))
+            outgoing.check_flag(message.flag)
+            ids.append(self._unique_id(message, now_ms))
             texts.append(outgoing.properties_of(message, ids[-1], self._namespace_text))
         body = outgoing.batch_body(messages, texts)
         if len(body) > limit:
@@ -244,7 +246,7 @@ class Producer:
             ids[0],
             SEND_BATCH,
             False,
-            self._wire_queue(queue, topic),
+            None if queue is None else self.wire_queue(queue, topic),
             None,
             self._timeout(timeout_ms),
             None,
@@ -280,8 +282,13 @@ class Producer:
         body = message.body
         if type(body) is not bytes or not 0 < len(body) <= options.max_message_bytes:
             outgoing.check_body(body, options.max_message_bytes)
+        if message.flag != 0:
+            outgoing.check_flag(message.flag)
         now_ms = session.now_ms()
-        unique_id = message.unique_id or session.unique_ids.next(now_ms)
+        if message.unique_id:
+            unique_id = self._unique_id(message, now_ms)
+        else:
+            unique_id = session.unique_ids.next(now_ms)
         text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
         if len(text) > MOST_SURE_CHARS:
             size = len(text.encode())
@@ -309,12 +316,18 @@ class Producer:
             unique_id,
             SEND,
             is_async,
-            None if queue is None else self._wire_queue(queue, topic),
+            None if queue is None else self.wire_queue(queue, topic),
             selector,
             options.send_timeout_ms if timeout_ms is None else self._timeout(timeout_ms),
             future,
             now_ms,
         )
+
+    def _unique_id(self, message: Message, now_ms: int) -> str:
+        if not message.unique_id:
+            return self.session.unique_ids.next(now_ms)
+        outgoing.check_unique_id(message.unique_id)
+        return message.unique_id
 
     def begin(self, sending: Sending) -> None:
         """Its first attempt; on the loop."""
@@ -377,18 +390,18 @@ class Producer:
             self._checked.add(topic)
         return self.session.wrap(topic)
 
-    def _wire_queue(self, queue: MessageQueue | None, topic: str) -> MessageQueue | None:
-        if queue is None:
-            return None
+    def wire_queue(self, queue: MessageQueue, topic: str, what: str = "queue=") -> MessageQueue:
+        """A queue that the user chose, as it is called on the wire; `what`: how, for errors."""
+        outgoing.check_queue(queue, what)
         if self.session.wrap(queue.topic) != topic:
-            raise UsageError(f"{queue} is a queue of another topic than the message's {topic!r}")
+            raise UsageError(f"{what} {queue}: of another topic than the message's {topic!r}")
         return MessageQueue(topic, queue.broker, queue.queue_id)
 
     def _timeout(self, timeout_ms: int | None) -> int:
-        value = self.send_options.send_timeout_ms if timeout_ms is None else timeout_ms
-        if value <= 0:
-            raise UsageError(f"timeout_ms {value} must be above 0")
-        return value
+        if timeout_ms is None:
+            return self.send_options.send_timeout_ms
+        check_timeout("timeout_ms", timeout_ms)
+        return timeout_ms
 
     def open_lane(self, route: Route, used: MessageQueue) -> None:
         """Let the next ordinary sends to a topic take the short way, from the queue after `used`

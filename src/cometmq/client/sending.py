@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,6 +27,7 @@ import msgspec
 from cometmq.client.compression import Compression
 from cometmq.client.connection import Connection, Stored
 from cometmq.client.lines import ConnectionLine, RouteLine
+from cometmq.client.outgoing import MAX_MESSAGE_BYTES, is_number
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
 from cometmq.client.selector import Selector
 from cometmq.errors import (
@@ -91,7 +93,7 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Try another broker if a message was stored but not as safely as asked for."""
     retry_busy: bool = False
     """Also try again when a broker refuses because it is busy (SYSTEM_BUSY)."""
-    max_message_bytes: int = 4 * 1024 * 1024
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     compress_over_bytes: int = 4096
     compression: Compression | None = Compression.ZLIB
     default_queues: int = 4
@@ -102,6 +104,43 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ's sendLatencyFaultEnable."""
     vip_channel: bool = False
     """Send to the brokers' VIP port, two below the one they advertise."""
+
+    def __post_init__(self) -> None:
+        check_timeout("send_timeout_ms", self.send_timeout_ms)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not is_number(value) or value < least:
+                raise UsageError(f"{name} {value!r} must be a whole number from {least} on")
+        for name in _CHOICES:
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} {getattr(self, name)!r} must be True or False")
+        if self.compression is not None and not isinstance(self.compression, Compression):
+            raise UsageError(
+                f"compression {self.compression!r} must be one of "
+                f"{', '.join(f'Compression.{one.name}' for one in Compression)}, or None"
+            )
+
+
+_LEAST = {
+    "retries": 0,
+    "async_retries": 0,
+    "max_message_bytes": 1,
+    "compress_over_bytes": 0,
+    "default_queues": 1,
+    "window": 1,
+}
+_CHOICES = (
+    "retry_another_broker_when_not_stored",
+    "retry_busy",
+    "avoid_slow_brokers",
+    "vip_channel",
+)
+
+
+def check_timeout(name: str, value: float) -> None:
+    """Milliseconds; a fraction is fine, for ever is not."""
+    if not (is_number(value) or isinstance(value, float)) or not 0 < value < math.inf:
+        raise UsageError(f"{name} {value!r} must be a number above 0")
 
 
 Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[SendResult]"
@@ -147,23 +186,31 @@ class Sending(msgspec.Struct, eq=False, gc=False):
 
     def launch(self) -> None:
         producer, topic = self.producer, self.topic
-        route = producer.routes.get(topic)
-        if self.is_plain and self.attempts is None:
-            lane = producer.lanes.get(topic)
-            if lane is not None and lane.route is route:
-                queue, header, connection = lane.next()
-                if connection.is_open:
-                    self.queue = queue
-                    self.broker = queue.broker
-                    connection.send(header, self.born_ms, self.properties, self.body, self)
-                    return
-        line = producer.lines.get(topic)
-        if line is not None:
-            line.join(self)
-        elif route is not None and route.to_send:
-            self._to(route)
-        else:
-            producer.lines.begin(topic, RouteLine(producer, topic), self)
+        try:
+            route = producer.routes.get(topic)
+            if self.is_plain and self.attempts is None:
+                lane = producer.lanes.get(topic)
+                if lane is not None and lane.route is route:
+                    queue, header, connection = lane.next()
+                    if connection.is_open:
+                        self.queue = queue
+                        self.broker = queue.broker
+                        connection.send(header, self.born_ms, self.properties, self.body, self)
+                        return
+            line = producer.lines.get(topic)
+            if line is not None:
+                line.join(self)
+            elif route is not None and route.to_send:
+                self._to(route)
+            else:
+                producer.lines.begin(topic, RouteLine(producer, topic), self)
+        except Exception as error:
+            self.broke(error)
+
+    def broke(self, error: Exception) -> None:
+        """Something that nobody foresaw, before a byte of this attempt was written. It is this
+        send's end and no other's: those that were begun with it go on."""
+        self._end(error)
 
     def routed(self, route: Route) -> None:
         if route.to_send:
@@ -208,9 +255,7 @@ class Sending(msgspec.Struct, eq=False, gc=False):
     def choose(self, route: Route) -> MessageQueue:
         if self.select is not None:
             chosen = self.select(route.to_send)
-            if not isinstance(chosen, MessageQueue):
-                raise UsageError(f"the selector returned {chosen!r}, not one of the queues")
-            return chosen
+            return self.producer.wire_queue(chosen, self.topic, "the selector returned")
         if self.queue is not None and (self.is_async or not self.is_free):
             return self.queue
         return self.producer.choose(self.topic, route.to_send, self.broker)
