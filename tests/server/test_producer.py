@@ -476,6 +476,58 @@ def test_the_window_is_never_passed(broker: LocalBroker) -> None:
             future.result(5)
 
 
+def test_a_send_that_found_no_room_in_time_is_not_sent(broker: LocalBroker) -> None:
+    """Neither face writes it when room comes at last; who waits behind it gets that room."""
+    broker.create_topic("roomless", queues=1)
+    options: dict[str, Any] = {"namesrv": broker.namesrv, "window": 1, "retries": 0}
+    slow = RequestCode.SEND_MESSAGE_V2
+    late = Message("roomless", b"late")
+    with blocking.Producer("shop", **options) as producer:
+        producer.send(Message("roomless", b"1"))
+        broker.delay(slow, 0.6, times=1)
+        first = producer.send_async(Message("roomless", b"2"))
+        began = time.monotonic()
+        with pytest.raises(SendFailed, match=r"not sent: .*no room in the window of 1") as failed:
+            producer.send(late, timeout_ms=200)
+        assert 0.15 < time.monotonic() - began < 0.5
+        assert not failed.value.is_maybe_stored and not failed.value.attempts
+        with pytest.raises(SendFailed, match="not sent"):
+            producer.send_async(late, timeout_ms=100).result(5)
+        assert first.result(5)
+        assert producer.send(Message("roomless", b"3"))
+        assert producer._inner.under_way == 0
+
+    async def main() -> None:
+        async with Producer("shop", **options) as producer:
+            await producer.send(Message("roomless", b"4"))
+            broker.delay(slow, 0.6, times=1)
+            first = producer.send_async(Message("roomless", b"5"))
+            waits = asyncio.create_task(producer.send(late, timeout_ms=200))
+            behind = asyncio.create_task(producer.send(Message("roomless", b"6")))
+            with pytest.raises(
+                SendFailed, match=r"not sent: .*no room in the window of 1"
+            ) as failed:
+                await waits
+            assert not first.done() and not failed.value.is_maybe_stored
+            await asyncio.gather(first, behind)
+            assert producer.under_way == 0
+
+    asyncio.run(main())
+    assert [one.body for one in stored(broker, "roomless", 1)] == [b"%d" % n for n in range(1, 7)]
+
+
+def test_a_send_that_the_loop_came_to_too_late_is_not_sent(broker: LocalBroker) -> None:
+    broker.create_topic("late", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        producer.send(Message("late", b"warm"))
+        assert producer._loop is not None
+        producer._loop.call_soon_threadsafe(time.sleep, 0.3)
+        with pytest.raises(SendFailed, match="not sent") as failed:
+            producer.send(Message("late", b"x"), timeout_ms=100)
+        assert not failed.value.is_maybe_stored
+    assert len(stored(broker, "late", 1)) == 1
+
+
 def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
     broker.create_topic("closing", queues=1)
     with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
@@ -589,6 +641,24 @@ def test_oneway_arrives(broker: LocalBroker) -> None:
         *(b"%d" % n for n in range(20)),
         b"end",
     ]
+
+
+def test_oneway_does_not_wait_for_ever_for_a_broker_that_does_not_read() -> None:
+    with (
+        LocalBroker(store="memory", settings={"brokerIP1": "127.0.0.2"}) as broker,
+        Proxy(broker.broker_address) as proxy,
+        blocking.Producer("shop", namesrv=broker.namesrv, send_timeout_ms=500) as producer,
+    ):
+        producer.send(Message("oneway", b"warm"))
+        proxy.stall()
+        large = Message("oneway", random.Random(2).randbytes(1_000_000))
+        with pytest.raises(SendFailed, match="reads slower than is written") as failed:
+            for _ in range(60):  # what the buffers of two sockets take, and more
+                began = time.monotonic()
+                producer.send_oneway(large)
+        assert time.monotonic() - began < 2
+        assert not failed.value.is_maybe_stored
+        proxy.go_on()
 
 
 def test_a_broker_killed_and_back_loses_nothing_that_was_acknowledged() -> None:

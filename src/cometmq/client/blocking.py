@@ -172,7 +172,7 @@ class Producer:
                     f"{self._window} sends are under way (window), and a callback or an async "
                     f"handler can't wait for room: it is on the thread that would make some"
                 )
-            self._wait_for_room()
+            self._wait_for_room(sending.ends)
         self._ready.append((sending, future))
         if not self._is_called:  # one wake-up of the loop for all that gather until it runs
             self._is_called = True
@@ -189,21 +189,29 @@ class Producer:
         ready, inner = self._ready, self._inner
         taken = list(ready)  # in one step, while other threads append
         SendFuture.begin_all([future for _, future in taken])
+        now = inner.loop.time()
         for sending, future in taken:
             ready.popleft()  # as it begins: the window counts both
             if future.running():
-                inner.begin(sending)
+                if now < sending.ends:
+                    inner.begin(sending)
+                else:
+                    sending.expired()
             elif inner.on_ended is not None:
                 inner.on_ended()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, ends: float) -> None:
+        """Until there is room, or the time of the send is over: then the loop ends it."""
         inner = self._inner
         with self._has_room:
             while True:
                 inner.on_ended = self._ended  # first ask to be told, then look
                 if inner.under_way + len(self._ready) < self._window:
                     return
-                self._has_room.wait()
+                left_s = ends - inner.loop.time()
+                if left_s <= 0:
+                    return
+                self._has_room.wait(left_s)
 
     def _ended(self) -> None:
         """A send has ended, and threads wait; on the loop's thread. They are woken when half the

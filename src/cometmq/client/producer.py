@@ -37,7 +37,15 @@ from cometmq.client.sending import (
     prepare,
 )
 from cometmq.client.session import Options, Session
-from cometmq.errors import CometError, NoRoute, RequestTimeout, UsageError, WindowFull
+from cometmq.errors import (
+    CometError,
+    NoRoute,
+    RequestTimeout,
+    SendFailed,
+    Unreachable,
+    UsageError,
+    WindowFull,
+)
 from cometmq.message import Message, MessageQueue, SendResult
 from cometmq.wire import headers
 from cometmq.wire import properties as props
@@ -155,9 +163,7 @@ class Producer:
         `queue`: to this one. `selector`: a function of the topic's queues that returns one.
         """
         sending = self.make(message, queue, selector, timeout_ms, is_async=False)
-        if self.under_way >= self.send_options.window:
-            await self._wait_for_room()
-        return await self.finished(sending)
+        return await self._finished_in_turn(sending)
 
     def send_async(
         self,
@@ -189,25 +195,46 @@ class Producer:
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Send without asking for an answer: fastest, and nobody knows whether it arrived."""
+        """Send without asking for an answer: fastest, and nobody knows whether it arrived.
+        SendFailed if it could not be handed to a connection within `send_timeout_ms`."""
         sending = self.make(message, queue, selector, None, is_async=False)
         sending.future.cancel()
+        try:
+            async with asyncio.timeout_at(sending.ends):
+                await self._write_oneway(sending)
+        except TimeoutError:
+            if not sending.broker:
+                why = f"no route from {self.session.names}"
+            else:
+                why = f"{sending.broker} could not be reached, or reads slower than is written"
+            why += f" ({self.send_options.send_timeout_ms} ms)"
+            raise SendFailed(
+                f"oneway message for topic {sending.topic!r} not sent: {why}",
+                [],
+                code=None,
+                is_maybe_stored=False,
+            ) from RequestTimeout(why)
+
+    async def _write_oneway(self, sending: Sending) -> None:
         route = await self.session.routes.need(
             sending.topic, create_queues=self.send_options.default_queues
         )
         if not route.to_send:
             raise NoRoute(sending.topic, route.why_not_sent)
-        chosen = sending.choose(route)
+        sending.queue = chosen = sending.choose(route)
+        sending.broker = chosen.broker
         address = self.port_of(await self.session.leader(chosen.broker, sending.topic))
         connection = await connected(self, address, chosen.broker)
-        sending.queue = chosen
+        # Before it is written, not after: so what can't leave is not piled up here.
+        await connection.drained()
+        if not connection.is_open:
+            raise Unreachable(f"connection to {address} ended before the message was written")
         ext = sending.ext()
         connection._write(
             connection.frame(
                 sending.code, ext, sending.body, opaque=connection.next_opaque(), flag=FLAG_ONEWAY
             )
         )
-        await connection.drained()
 
     async def send_batch(
         self,
@@ -253,9 +280,7 @@ class Producer:
             now_ms,
         )
         sending.batch_ids = ",".join(ids)
-        if self.under_way >= self.send_options.window:
-            await self._wait_for_room()
-        return await self.finished(sending)
+        return await self._finished_in_turn(sending)
 
     def make(
         self,
@@ -337,6 +362,20 @@ class Producer:
     async def finished(self, sending: Sending) -> SendResult:
         """Begin it, and wait for its end."""
         self.begin(sending)
+        assert isinstance(sending.future, asyncio.Future)
+        return await sending.future
+
+    async def _finished_in_turn(self, sending: Sending) -> SendResult:
+        """Begin it when there is room, if that is in time, and wait for its end."""
+        if self.under_way < self.send_options.window:
+            return await self.finished(sending)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(sending.ends):
+                await self._wait_for_room()
+        if self.loop.time() < sending.ends:
+            return await self.finished(sending)
+        self._tell_of_room()  # it may have been told of room, which it does not take
+        sending.expired()
         assert isinstance(sending.future, asyncio.Future)
         return await sending.future
 

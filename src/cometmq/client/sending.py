@@ -304,6 +304,23 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             )
         )
 
+    def expired(self) -> None:
+        """Its time ran out before its first attempt could begin: that is its end."""
+        why = (
+            f"the {round((self.ends - self.began) * 1e3)} ms that it may take were over before it "
+            f"could begin (no room in the window of {self.producer.send_options.window} sends, or "
+            f"a loop that was busy)"
+        )
+        error = SendFailed(
+            f"message for topic {self.topic!r} not sent: {why}",
+            [],
+            code=None,
+            is_maybe_stored=False,
+        )
+        error.__cause__ = RequestTimeout(why)
+        self.producer.under_way += 1  # never begun, but its end is counted
+        self._end(error)
+
     # ----------------------------------------------------------------------------- what came of it
 
     def answered(self, frame: Frame) -> None:
