@@ -101,6 +101,23 @@ def check_name(name: str, what: str, most_chars: int) -> None:
         raise UsageError(f"{what} {name!r} may have only letters, digits and % | _ -")
 
 
+def check_message(message: Message, unique_id: str, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    """Whether it could ever be sent; UsageError if not. For who keeps a message to send it later:
+    a producer makes the same checks, as it needs what most of them give."""
+    check_topic(message.topic)
+    check_body(message.body, most_bytes)
+    check_flag(message.flag)
+    check_unique_id(unique_id)
+    check_properties(properties_of(message, unique_id))
+
+
+def check_properties(text: str) -> None:
+    """The property string, as `properties_of` makes it."""
+    size = len(text.encode())
+    if size > props.MAX_PROPERTIES_BYTES:
+        raise UsageError(f"properties of {size} bytes; at most {props.MAX_PROPERTIES_BYTES}")
+
+
 def check_topic(topic: str) -> None:
     is_own = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
     check_name(topic, "topic", 255 if is_own else MAX_TOPIC_CHARS)

@@ -316,11 +316,7 @@ class Producer:
             unique_id = session.unique_ids.next(now_ms)
         text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
         if len(text) > MOST_SURE_CHARS:
-            size = len(text.encode())
-            if size > props.MAX_PROPERTIES_BYTES:
-                raise UsageError(
-                    f"properties of {size} bytes; at most {props.MAX_PROPERTIES_BYTES}"
-                )
+            outgoing.check_properties(text)
         if len(body) >= options.compress_over_bytes and options.compression is not None:
             kind = options.compression
             packed = compress(bytes(body), kind)
