@@ -492,12 +492,18 @@ class Producer:
 
     # -------------------------------------------------------------------------------------- health
 
-    def observed(self, sending: Sending, *, is_isolated: bool) -> None:
+    def observed(
+        self, sending: Sending, *, is_isolated: bool, is_reachable: bool | None = None
+    ) -> None:
+        """What an attempt came to; its own time counts, not that of attempts before it."""
         if self._health is not None and sending.broker:
             now = self.loop.time()
-            latency_ms = int((now - sending.began) * 1e3)
             self._health.observed(
-                sending.broker, latency_ms, is_isolated=is_isolated, now_ms=int(now * 1e3)
+                sending.broker,
+                int((now - sending.attempt_began) * 1e3),
+                is_isolated=is_isolated,
+                now_ms=int(now * 1e3),
+                is_reachable=is_reachable,
             )
 
     async def _probe(self) -> None:

@@ -62,6 +62,7 @@ _NOT_WAITED_FOR = (asyncio.InvalidStateError, concurrent.futures.InvalidStateErr
 _encode_text = msgspec.json.encode
 # Plain numbers: looking one up in an enum costs as much as a dict.
 _OK = int(ResponseCode.SUCCESS)
+_SEND_OK = SendStatus.SEND_OK
 _UNAVAILABLE = int(ResponseCode.SERVICE_NOT_AVAILABLE)
 NOT_KNOWN = "may or may not survive"  # what a broker says of messages whose flush has failed
 SEND = int(RequestCode.SEND_MESSAGE_V2)
@@ -174,10 +175,14 @@ class Sending(msgspec.Struct, eq=False, gc=False):
     born_ms: int
     began: float
     ends: float
+    attempt_began: float
+    """Of the attempt under way; known only while brokers are observed."""
     broker: str = ""
     batch_ids: str = ""
     attempts: list[str] | None = None
     is_maybe_stored: bool = False
+    weak: SendResult | None = None
+    """Stored already, though not as safely as asked for: the result, unless another is better."""
     last_code: int | None = None
     reconsume_times: tuple[int, int] | None = None
     """Of a message that a consumer sends back itself: how often, and how often at most."""
@@ -227,6 +232,8 @@ class Sending(msgspec.Struct, eq=False, gc=False):
 
     def _to(self, route: Route) -> None:
         producer = self.producer
+        if producer.is_observing:
+            self.attempt_began = producer.loop.time()
         try:
             queue = self.choose(route)
         except Exception as error:
@@ -329,20 +336,17 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             self._stored(SendStatus.SEND_OK, frame)
             return
         status = STATUSES.get(code)
-        options = self.producer.send_options
         if status is not None:
-            if options.retry_another_broker_when_not_stored and self._may_retry():
-                self._note(f"{self.broker}: {status.value}")
-                self._again()
-            else:
-                self._stored(status, frame)
+            self._stored(status, frame)
             return
+        options = self.producer.send_options
         self.last_code = code
         remark = frame.remark or "no remark"
         refusal = RequestRefused(code, remark, frame.ext)
         if code == _UNAVAILABLE and NOT_KNOWN in remark:
             self.is_maybe_stored = True  # it is in the log, whose flush has failed
-        self.producer.observed(self, is_isolated=False)
+        # It answered, so it can be reached; as in Java any refusal is a failed send all the same.
+        self.producer.observed(self, is_isolated=True, is_reachable=True)
         self._note(f"{self.broker}: {refusal}")
         is_busy = code == ResponseCode.SYSTEM_BUSY
         if is_busy and options.retry_busy and self._may_retry():
@@ -402,7 +406,13 @@ class Sending(msgspec.Struct, eq=False, gc=False):
                 ext.get("duplicate"),
             )
         except (KeyError, ValueError) as error:
-            self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))
+            self.is_maybe_stored = True  # it says so, and does not say where
+            refusal = RequestRefused(frame.code, f"an answer without {error}", ext)
+            self._note(f"{self.broker}: {refusal}")
+            if self._wants_better(status):
+                self._again()
+            else:
+                self._give_up(refusal)
             return
         self.stored(told, status)
 
@@ -427,6 +437,21 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         )
         if producer.is_observing:
             producer.observed(self, is_isolated=False)
+        if status is not _SEND_OK:
+            self._note(f"{self.broker}: {status.value}")
+            if self._wants_better(status):
+                self.weak = result
+                self._again()
+                return
+        self._end_well(result)
+
+    def _wants_better(self, status: SendStatus) -> bool:
+        """Whether to try again although it was stored."""
+        is_wanted = self.producer.send_options.retry_another_broker_when_not_stored
+        return status is not _SEND_OK and is_wanted and self._may_retry()
+
+    def _end_well(self, result: SendResult) -> None:
+        producer = self.producer
         producer.ended()
         if producer.on_sent:
             producer.tell(self, result)
@@ -451,6 +476,9 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         self._end(error)
 
     def _end(self, error: Exception) -> None:
+        if self.weak is not None:  # what failed was the wish for better
+            self._end_well(self.weak)
+            return
         self.producer.ended()
         if self.producer.on_sent:
             self.producer.tell(self, error)
@@ -496,4 +524,5 @@ def prepare(
         born_ms,
         began,
         began + timeout_ms / 1e3,
+        began,
     )
