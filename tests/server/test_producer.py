@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.remote import Remote
 from cometmq.client.selector import hash_of
 from cometmq.errors import BodyError, NoRoute, SendFailed, Unreachable, UsageError, WindowFull
-from cometmq.message import Message, MessageQueue, SendStatus
+from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.testing.local import LocalBroker
 from cometmq.testing.proxy import Proxy
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
@@ -82,6 +82,55 @@ def test_queues_take_turns(broker: LocalBroker) -> None:
         ids = [producer.send(Message("turns", b"x")).queue.queue_id for _ in range(8)]
     assert sorted(ids) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert ids[:4] == ids[4:]
+
+
+def test_each_thread_goes_round_all_queues(broker: LocalBroker) -> None:
+    """However its sends alternate with those of others, and with those to other topics."""
+    broker.create_topic("rounds", queues=4)
+    broker.create_topic("rounds-2", queues=4)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    kinds: list[Callable[[Message], SendResult]] = []
+
+    def work(mine: int) -> None:
+        for send in kinds:
+            for _ in range(4):
+                assert turns[mine].acquire(timeout=5)
+                seen[mine].append(send(Message("rounds", b"x")).queue.queue_id)
+                send(Message("rounds-2", b"x"))
+                turns[1 - mine].release()
+
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        kinds = [
+            producer.send,
+            lambda one: producer.send_async(one).result(5),
+            lambda one: producer.send_batch([one]),
+        ]
+        threads = [threading.Thread(target=work, args=(mine,)) for mine in seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for ids in seen.values():
+        assert len(ids) == 12
+        assert all(sorted(ids[at : at + 4]) == [0, 1, 2, 3] for at in (0, 4, 8))
+        assert ids[:4] == ids[4:8]
+
+
+def test_each_thread_goes_round_all_queues_oneway(broker: LocalBroker) -> None:
+    broker.create_topic("rounds-1", queues=4)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for n in range(4):
+            producer.send_oneway(Message("rounds-1", b"here"))
+            other = threading.Thread(
+                target=lambda: producer.send_oneway(Message("rounds-1", b"there"))
+            )
+            other.start()
+            other.join()
+            producer.send(Message("rounds", b"%d" % n))
+    time.sleep(0.1)
+    found = [one.queue_id for one in stored(broker, "rounds-1") if one.body == b"here"]
+    assert found == [0, 1, 2, 3]
 
 
 def test_a_selector_a_sharding_key_and_a_queue_decide(broker: LocalBroker) -> None:
@@ -536,6 +585,48 @@ def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
     with pytest.raises(UsageError, match="closed"):
         producer.send(Message("closing", b"late"))
     assert len(stored(broker, "closing", 1)) == 500
+
+
+def test_close_refuses_those_who_wait_for_room(broker: LocalBroker) -> None:
+    broker.create_topic("leaving", queues=1)
+    ends: list[object] = []
+
+    def work(producer: blocking.Producer, number: int) -> None:
+        try:
+            producer.send(Message("leaving", b"%d" % number))
+            ends.append(None)
+        except Exception as error:
+            ends.append(error)
+
+    with blocking.Producer("shop", namesrv=broker.namesrv, window=2) as producer:
+        producer.send(Message("leaving", b"warm"))
+        broker.delay(RequestCode.SEND_MESSAGE_V2, 0.5, times=2)
+        threads = [threading.Thread(target=work, args=(producer, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        assert not ends
+    for thread in threads:
+        thread.join(5)
+    refused = [one for one in ends if one is not None]
+    assert [(type(one), str(one)) for one in refused] == [
+        (UsageError, "this producer is closed")
+    ] * 4
+    assert len(ends) == 6 and len(stored(broker, "leaving", 1)) == 3
+
+    async def main() -> None:
+        async with Producer("shop", namesrv=broker.namesrv, window=1) as producer:
+            await producer.send(Message("leaving", b"warm"))
+            broker.delay(RequestCode.SEND_MESSAGE_V2, 0.3, times=1)
+            first = producer.send_async(Message("leaving", b"first"))
+            waits = [asyncio.create_task(producer.send(Message("leaving", b"x"))) for _ in range(3)]
+            await asyncio.sleep(0.05)
+        assert first.done() and first.exception() is None
+        for one in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(one, UsageError) and str(one) == "this producer is closed"
+
+    asyncio.run(main())
+    assert len(stored(broker, "leaving", 1)) == 5
 
 
 def test_a_full_window_is_told_where_nobody_can_wait(broker: LocalBroker) -> None:

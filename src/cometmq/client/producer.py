@@ -27,9 +27,12 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.selector import RoundRobin, Selector, hash_of
 from cometmq.client.sending import (
+    MAX_KNOWN_TOPICS,
     SEND,
     SEND_BATCH,
     Lane,
+    Round,
+    Rounds,
     Sending,
     SendOptions,
     Settled,
@@ -57,10 +60,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cometmq.client")
 
-MAX_KNOWN_TOPICS = 10_000
 MOST_SURE_CHARS = props.MAX_PROPERTIES_BYTES // 4  # so many fit, whatever they are in UTF-8
 VIP_DISTANCE = 2  # a broker's VIP port is so far below the one that it advertises
 PROBE_S = 3.0
+CLOSED = "this producer is closed"
 
 
 class Producer:
@@ -93,13 +96,14 @@ class Producer:
         self._namespace_text = f"INSTANCE_ID\x01{space}\x02" if space else ""
         self.is_signed = self.session.connections.is_signed
         self._templates: dict[str, SendTemplate] = {}
-        self._turns: dict[str, RoundRobin] = {}
-        self.lanes: dict[str, Lane] = {}
+        self.rounds = Rounds(self.session.rng)
         self.lines = Lines()
         self.routes = self.session.routes.known
         self._checked: set[str] = set()
         self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None
         self.is_observing = self._health is not None
+        self.is_closed = False
+        """Or about to be: nothing more is begun."""
         self.under_way = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._all_done: asyncio.Event = asyncio.Event()
@@ -129,6 +133,10 @@ class Producer:
         """Wait for the sends under way, leave the group, close the connections."""
         if self.session.is_closed:
             return
+        self.is_closed = True
+        for waiting in self._room:  # for room, which they shall not have
+            if not waiting.done():
+                waiting.set_result(None)
         if self.session.is_started:
             await self.flush()
         await self.session.close()
@@ -197,8 +205,10 @@ class Producer:
     ) -> None:
         """Send without asking for an answer: fastest, and nobody knows whether it arrived.
         SendFailed if it could not be handed to a connection within `send_timeout_ms`."""
-        sending = self.make(message, queue, selector, None, is_async=False)
-        sending.future.cancel()
+        await self.finished_oneway(self.make(message, queue, selector, None, is_async=False))
+
+    async def finished_oneway(self, sending: Sending) -> None:
+        """Write it; nobody will tell of its end."""
         try:
             async with asyncio.timeout_at(sending.ends):
                 await self._write_oneway(sending)
@@ -245,6 +255,17 @@ class Producer:
     ) -> SendResult:
         """Send messages of one topic as one request, stored next to each other; `split_batch`
         cuts what is too large. The result's `message_id` has all ids, joined by commas."""
+        return await self._finished_in_turn(self.make_batch(messages, queue, timeout_ms))
+
+    def make_batch(
+        self,
+        messages: Sequence[Message],
+        queue: MessageQueue | None,
+        timeout_ms: int | None,
+        future: Settled | None = None,
+    ) -> Sending:
+        """As `make`, for all of them together. On any thread."""
+        self._require_open()
         outgoing.check_batch(messages)
         limit = self.send_options.max_message_bytes
         ids: list[str] = []
@@ -276,11 +297,11 @@ class Producer:
             None if queue is None else self.wire_queue(queue, topic),
             None,
             self._timeout(timeout_ms),
-            None,
+            future,
             now_ms,
         )
         sending.batch_ids = ",".join(ids)
-        return await self._finished_in_turn(sending)
+        return sending
 
     def make(
         self,
@@ -296,10 +317,8 @@ class Producer:
     ) -> Sending:
         """A send that is ready to `begin`; UsageError if it never could be. On any thread."""
         session = self.session
-        if not session.is_started or session.is_closed:
-            if session.is_closed:
-                raise UsageError("this producer is closed")
-            raise UsageError("start the producer first: `async with Producer(...)` or start()")
+        if self.is_closed or not session.is_started:
+            self._require_open()
         options = self.send_options
         topic = message.topic
         if topic not in self._checked or self._namespace_text:
@@ -343,6 +362,12 @@ class Producer:
             future,
             now_ms,
         )
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise UsageError(CLOSED)
+        if not self.session.is_started:
+            raise UsageError("start the producer first: `async with Producer(...)` or start()")
 
     def _unique_id(self, message: Message, now_ms: int) -> str:
         if not message.unique_id:
@@ -401,7 +426,7 @@ class Producer:
                 log.exception("on_sent_failed")
 
     async def _wait_for_room(self) -> None:
-        while self.under_way >= self.send_options.window:
+        while self.under_way >= self.send_options.window and not self.is_closed:
             waiting: asyncio.Future[None] = self.loop.create_future()
             self._room.append(waiting)
             try:
@@ -413,6 +438,8 @@ class Producer:
                 else:  # it had been told of room that it does not take
                     self._tell_of_room()
                 raise
+        if self.is_closed:
+            raise UsageError(CLOSED)
 
     # ------------------------------------------------------------------------------ names, queues
 
@@ -438,9 +465,9 @@ class Producer:
         check_timeout("timeout_ms", timeout_ms)
         return timeout_ms
 
-    def open_lane(self, route: Route, used: MessageQueue) -> None:
-        """Let the next ordinary sends to a topic take the short way, from the queue after `used`
-        on; not where each must be signed, nor where brokers are chosen by their health."""
+    def open_lane(self, route: Route, used: MessageQueue, round_: Round) -> None:
+        """Let a thread's next ordinary sends to a topic take the short way, from the queue after
+        `used` on; not where each must be signed, nor where brokers are chosen by their health."""
         if self.is_signed or self._health is not None:
             return
         template = self.template(route.topic)
@@ -451,9 +478,7 @@ class Producer:
             if not connection:
                 return
             ways.append((queue, template.plain(queue.queue_id), connection))
-        if len(self.lanes) >= MAX_KNOWN_TOPICS:
-            self.lanes.clear()
-        self.lanes[route.topic] = Lane(route, ways, route.to_send.index(used))
+        round_.open_lane(Lane(route, ways, route.to_send.index(used)))
 
     def port_of(self, leader: str) -> str:
         """Where sends to this broker go: the address that it advertises, or its VIP port."""
@@ -471,17 +496,14 @@ class Producer:
             found = self._templates[topic] = SendTemplate(self.wire_group, topic, queues)
         return found
 
-    def choose(self, topic: str, queues: Sequence[MessageQueue], avoid_broker: str) -> MessageQueue:
+    def choose(
+        self, turns: RoundRobin, queues: Sequence[MessageQueue], avoid_broker: str
+    ) -> MessageQueue:
         """The queue that is next, on another broker than the one that just failed."""
-        turn = self._turns.get(topic)
-        if turn is None:
-            if len(self._turns) >= MAX_KNOWN_TOPICS:
-                self._turns.clear()
-            turn = self._turns[topic] = RoundRobin(self.session.rng)
         if self._health is not None:
             now_ms = int(self.loop.time() * 1e3)
-            return self._health.choose(queues, avoid_broker, turn.next_index(), now_ms)
-        return turn(queues, avoid_broker)
+            return self._health.choose(queues, avoid_broker, turns.next_index(), now_ms)
+        return turns(queues, avoid_broker)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic can be sent to."""

@@ -19,7 +19,9 @@ import asyncio
 import concurrent.futures
 import itertools
 import math
+import threading
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -29,7 +31,7 @@ from cometmq.client.connection import Connection, Stored
 from cometmq.client.lines import ConnectionLine, RouteLine
 from cometmq.client.outgoing import MAX_MESSAGE_BYTES, is_number
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
-from cometmq.client.selector import Selector
+from cometmq.client.selector import RoundRobin, Selector
 from cometmq.errors import (
     ConnectionLost,
     NoRoute,
@@ -64,6 +66,7 @@ _encode_text = msgspec.json.encode
 _OK = int(ResponseCode.SUCCESS)
 _SEND_OK = SendStatus.SEND_OK
 _UNAVAILABLE = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+MAX_KNOWN_TOPICS = 10_000
 NOT_KNOWN = "may or may not survive"  # what a broker says of messages whose flush has failed
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -80,7 +83,39 @@ class Lane:
     ) -> None:
         self.route = route
         self.next = itertools.cycle(ways[turn + 1 :] + ways[: turn + 1]).__next__
-        """On the loop's thread alone."""
+
+
+class Round:
+    """The turns of one thread that sends, topic by topic: each thread goes round all queues,
+    however its sends alternate with those of others. It is the thread's own, but only the loop
+    touches it."""
+
+    __slots__ = ("_rng", "_turns", "lanes")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._turns: dict[str, RoundRobin] = {}
+        self.lanes: dict[str, Lane] = {}
+
+    def turns(self, topic: str) -> RoundRobin:
+        found = self._turns.get(topic)
+        if found is None:
+            if len(self._turns) >= MAX_KNOWN_TOPICS:
+                self._turns.clear()
+            found = self._turns[topic] = RoundRobin(self._rng)
+        return found
+
+    def open_lane(self, lane: Lane) -> None:
+        if len(self.lanes) >= MAX_KNOWN_TOPICS:
+            self.lanes.clear()
+        self.lanes[lane.route.topic] = lane
+
+
+class Rounds(threading.local):
+    """Whoever looks finds the round of his own thread."""
+
+    def __init__(self, rng: Random) -> None:  # called anew in each thread
+        self.mine = Round(rng)
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,12 +210,14 @@ class Sending(msgspec.Struct, eq=False, gc=False):
     born_ms: int
     began: float
     ends: float
-    attempt_began: float
-    """Of the attempt under way; known only while brokers are observed."""
+    round: Round
+    """Of the thread that sends."""
     broker: str = ""
     batch_ids: str = ""
     attempts: list[str] | None = None
     is_maybe_stored: bool = False
+    attempt_began: float = 0.0
+    """Of the attempt under way; known only while brokers are observed."""
     weak: SendResult | None = None
     """Stored already, though not as safely as asked for: the result, unless another is better."""
     last_code: int | None = None
@@ -194,7 +231,7 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         try:
             route = producer.routes.get(topic)
             if self.is_plain and self.attempts is None:
-                lane = producer.lanes.get(topic)
+                lane = self.round.lanes.get(topic)
                 if lane is not None and lane.route is route:
                     queue, header, connection = lane.next()
                     if connection.is_open:
@@ -254,7 +291,7 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         if connection is not None and connection.is_open:
             self.connected(connection)
             if self.is_plain:
-                producer.open_lane(route, queue)
+                producer.open_lane(route, queue, self.round)
         else:
             line = ConnectionLine(producer, address, queue.broker)
             producer.lines.begin(address, line, self)
@@ -265,7 +302,8 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             return self.producer.wire_queue(chosen, self.topic, "the selector returned")
         if self.queue is not None and (self.is_async or not self.is_free):
             return self.queue
-        return self.producer.choose(self.topic, route.to_send, self.broker)
+        turns = self.round.turns(self.topic)
+        return self.producer.choose(turns, route.to_send, self.broker)
 
     def not_connected(self, error: Exception) -> None:
         self._failed_once(self.broker, error, sent=False)
@@ -325,7 +363,11 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             is_maybe_stored=False,
         )
         error.__cause__ = RequestTimeout(why)
-        self.producer.under_way += 1  # never begun, but its end is counted
+        self.refused(error)
+
+    def refused(self, error: Exception) -> None:
+        """It is never begun; its end is counted all the same."""
+        self.producer.under_way += 1
         self._end(error)
 
     # ----------------------------------------------------------------------------- what came of it
@@ -443,15 +485,6 @@ class Sending(msgspec.Struct, eq=False, gc=False):
                 self.weak = result
                 self._again()
                 return
-        self._end_well(result)
-
-    def _wants_better(self, status: SendStatus) -> bool:
-        """Whether to try again although it was stored."""
-        is_wanted = self.producer.send_options.retry_another_broker_when_not_stored
-        return status is not _SEND_OK and is_wanted and self._may_retry()
-
-    def _end_well(self, result: SendResult) -> None:
-        producer = self.producer
         producer.ended()
         if producer.on_sent:
             producer.tell(self, result)
@@ -459,6 +492,11 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             self.future.set_result(result)
         except _NOT_WAITED_FOR:
             pass
+
+    def _wants_better(self, status: SendStatus) -> bool:
+        """Whether to try again although it was stored."""
+        is_wanted = self.producer.send_options.retry_another_broker_when_not_stored
+        return status is not _SEND_OK and is_wanted and self._may_retry()
 
     def _give_up(self, cause: Exception) -> None:
         attempts = self.attempts or [str(cause)]
@@ -476,14 +514,15 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         self._end(error)
 
     def _end(self, error: Exception) -> None:
-        if self.weak is not None:  # what failed was the wish for better
-            self._end_well(self.weak)
-            return
+        weak = self.weak  # if there is one, what failed was the wish for better
         self.producer.ended()
         if self.producer.on_sent:
-            self.producer.tell(self, error)
+            self.producer.tell(self, error if weak is None else weak)
         with suppress(*_NOT_WAITED_FOR):
-            self.future.set_exception(error)
+            if weak is None:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(weak)
 
 
 def prepare(
@@ -502,7 +541,8 @@ def prepare(
     future: Settled | None,
     born_ms: int,
 ) -> Sending:
-    """A send whose time runs from now on; on any thread if it brings its future."""
+    """A send whose time runs from now on, and which is of the thread that calls; on any thread if
+    it brings its future."""
     loop = producer.loop
     began = loop.time()
     is_free = queue is None and select is None
@@ -524,5 +564,5 @@ def prepare(
         born_ms,
         began,
         began + timeout_ms / 1e3,
-        began,
+        producer.rounds.mine,
     )
