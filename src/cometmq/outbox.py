@@ -2,9 +2,9 @@
 
 Owns: the table's schema, writing a row in your transaction, and claiming, sending and marking rows.
 One rule: `Outbox` never commits; what you roll back is never sent, what you commit is sent at least
-once. Knows no driver: it takes your connections (DB-API 2 or SQLAlchemy) and writes the marks for
-bound values the way their module asks. Tested with SQLite and PostgreSQL; MySQL is written by the
-book but not tested.
+once; so what could never be sent is refused, and no row is written. Knows no driver: it takes your
+connections (DB-API 2 or SQLAlchemy) and writes the marks for bound values the way their module
+asks. Tested with SQLite and PostgreSQL; MySQL is written by the book but not tested.
 
 A row's life:   waiting ──sent──▶ sent ──keep_sent──▶ gone
                    │ ▲
@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from cometmq.client.outgoing import MAX_MESSAGE_BYTES, check_message
 from cometmq.errors import UsageError
 from cometmq.message import Message, SendResult
 from cometmq.sql_session import IDS_PER_STATEMENT, SqlSession, marks_for, refuse_async
@@ -42,6 +43,15 @@ DELETE_ROWS = 1000
 """Old sent rows deleted in one round; keeps that transaction short after a long pause."""
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")  # 48: index names stay below 63
+_COLUMNS = {
+    "sqlite": "SELECT name FROM pragma_table_info('{table}')",
+    # to_regclass finds a table as any statement does, by the search path
+    "postgresql": "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('{table}')"
+    " AND attnum > 0 AND NOT attisdropped",
+    "mysql": "SELECT column_name FROM information_schema.columns"
+    " WHERE table_schema = DATABASE() AND table_name = '{table}'",
+}
+"""The names of a table's columns; of a table that is not there, none."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -82,6 +92,8 @@ class Outbox:
     `session` is a DB-API 2 connection or cursor (sqlite3, psycopg, ...) or a SQLAlchemy Session or
     Connection; not an async one. `dialect` (sqlite, postgresql, mysql) and `paramstyle` are found
     from the driver's module; give them for a connection wrapped by a class of another module.
+    `max_message_bytes`: the largest body that `add` takes; the relay's producer and the broker
+    have a limit of that name, too.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class Outbox:
         *,
         dialect: str | None = None,
         paramstyle: str | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not _TABLE_NAME.fullmatch(table):
@@ -100,7 +113,10 @@ class Outbox:
         self.table = table
         self._dialect = dialect
         self._paramstyle = paramstyle
+        self._max_message_bytes = max_message_bytes
         self._clock = clock
+        self._has_ttl = False
+        """Whether the table is known to have the column ttl_ms."""
 
     def schema(self, dialect: str) -> list[str]:
         """The statements that make the table and its indexes, for your migrations."""
@@ -129,6 +145,7 @@ class Outbox:
     deliver_at_ms BIGINT,
     flag INTEGER NOT NULL,
     waits_for_storage SMALLINT NOT NULL,
+    ttl_ms BIGINT,
     state VARCHAR(8) NOT NULL,
     tries INTEGER NOT NULL,
     next_try_at_ms BIGINT NOT NULL,
@@ -146,31 +163,30 @@ class Outbox:
         ]
 
     def create_table(self, session: object) -> None:
-        """Make the table and its indexes unless they are there; commit it yourself."""
+        """Make the table and its indexes unless they are there, and add what a table of an earlier
+        version lacks; commit it yourself."""
         sql = self._sql(session)
         for statement in self.schema(sql.dialect):
             sql.run(statement)
+        if not self._keeps_ttl(sql):
+            sql.run(self._adding_ttl())
 
     def add(self, session: object, message: Message) -> str:
         """Write the message as one row in this session's transaction; returns its unique id.
+        UsageError for a message that could never be sent; no row is written then.
 
         The unique id is the message's own or a new one, made now and kept by every send of this
         row. `message` stays as it is. A `deliver_at` without a time zone is local time, as always
         in Python; it is kept to the millisecond, rounded up.
         """
-        if not message.topic:
-            raise UsageError("outbox.add: the message has no topic")
-        if not isinstance(message.body, bytes):
-            raise UsageError(
-                f"outbox.add: the body must be bytes, not {type(message.body).__name__}"
-            )
         unique_id = message.unique_id or uuid.uuid4().hex.upper()
+        check_message(message, unique_id, self._max_message_bytes)
         keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
         due = message.deliver_at
-        values = {
+        values: dict[str, object] = {
             "unique_id": unique_id,
             "topic": message.topic,
-            "body": message.body,
+            "body": bytes(message.body),
             "tags": message.tags,
             "message_keys": keys,
             "properties": msgspec.json.encode(message.properties).decode(),
@@ -188,7 +204,15 @@ class Outbox:
             "created_at_ms": int(self._clock() * 1000),
             "sent_at_ms": 0,
         }
-        self._sql(session).run(
+        sql = self._sql(session)
+        if message.ttl is not None:  # else not named: tables of earlier versions lack it
+            if not self._keeps_ttl(sql):
+                raise UsageError(
+                    f"outbox.add: ttl {message.ttl!r} can't be kept, as the table {self.table} was "
+                    f"made by an earlier version: call create_table once, or {self._adding_ttl()}"
+                )
+            values["ttl_ms"] = message.ttl // _MS
+        sql.run(
             f"INSERT INTO {self.table} ({', '.join(values)}) VALUES ({marks_for(values)})",
             *values.values(),
         )
@@ -216,6 +240,17 @@ class Outbox:
         return self._sql(session).run_for(
             f"DELETE FROM {self.table} WHERE state = 'stuck' AND id IN", ids
         )
+
+    def _keeps_ttl(self, sql: SqlSession) -> bool:
+        """Looked at until it has been seen: columns come and don't go."""
+        if not self._has_ttl:
+            query = _COLUMNS.get(sql.dialect)
+            names = [row[0] for row in sql.rows(query.format(table=self.table))] if query else []
+            self._has_ttl = not names or "ttl_ms" in names
+        return self._has_ttl
+
+    def _adding_ttl(self) -> str:
+        return f"ALTER TABLE {self.table} ADD COLUMN ttl_ms BIGINT"
 
     def _sql(self, session: object) -> SqlSession:
         return SqlSession("Outbox", session, self._dialect, self._paramstyle)
@@ -405,6 +440,10 @@ class Relay:
             sql.commit()
             return []
         columns = ", ".join(_Row.__struct_fields__)
+        if not self.outbox._keeps_ttl(sql):
+            columns = columns.replace(
+                "ttl_ms", "NULL AS ttl_ms"
+            )  # of an earlier version: none has one
         got = sql.rows(
             f"SELECT {columns} FROM {table} WHERE claimed_by = ? AND id IN ({marks_for(ids)})"
             " ORDER BY id",
@@ -522,6 +561,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     deliver_at_ms: int | None
     flag: int
     waits_for_storage: int
+    ttl_ms: int | None
     tries: int
 
     def message(self) -> Message:
@@ -538,6 +578,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
             flag=self.flag,
             unique_id=self.unique_id,
             waits_for_storage=bool(self.waits_for_storage),
+            ttl=None if self.ttl_ms is None else self.ttl_ms * _MS,
         )
 
 

@@ -214,6 +214,26 @@ def test_postgres_a_row_lives_and_dies_with_the_transaction(postgres) -> None:
     assert producer.sent[0].keys == "a b"
 
 
+def test_postgres_a_ttl_is_kept_also_by_a_table_of_an_earlier_version(postgres) -> None:
+    from psycopg.rows import dict_row
+
+    brief = Message("t", b"brief", ttl=timedelta(seconds=9))
+    outbox, producer = Outbox(), Producer()
+    relay = Relay(outbox, lambda: postgres(row_factory=dict_row), producer)
+    with closing(postgres()) as connection:
+        connection.execute("ALTER TABLE cometmq_outbox DROP COLUMN ttl_ms")
+        outbox.add(connection, Message("t", b"plain"))
+        with pytest.raises(UsageError, match="create_table once, or ALTER TABLE"):
+            outbox.add(connection, brief)
+        connection.commit()  # the refusal has not spoilt the transaction
+        assert relay.run_once() == Relayed(1, 0, 0, 0)
+        outbox.create_table(connection)
+        outbox.add(connection, brief)
+        connection.commit()
+    assert relay.run_once() == Relayed(1, 0, 0, 0)
+    assert [one.ttl for one in producer.sent] == [None, brief.ttl]
+
+
 def test_postgres_failures_stuck_retry_discard(postgres) -> None:
     fill(postgres, b"a0", b"a1", key="a")
     fill(postgres, b"b0", b"free", key="")
@@ -318,7 +338,7 @@ def test_postgres_dict_rows_and_async_connections(postgres, postgres_url) -> Non
     async def add() -> None:
         async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
             with pytest.raises(UsageError, match="async"):
-                Outbox().add(connection, Message("t", b""))
+                Outbox().add(connection, Message("t", b"x"))
 
     asyncio.run(add())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.client.remote import Remote
 from cometmq.client.selector import hash_of
-from cometmq.errors import NoRoute, SendFailed, Unreachable, UsageError, WindowFull
-from cometmq.message import Message, MessageQueue, SendStatus
+from cometmq.errors import BodyError, NoRoute, SendFailed, Unreachable, UsageError, WindowFull
+from cometmq.message import Message, MessageQueue, SendResult, SendStatus
 from cometmq.testing.local import LocalBroker
 from cometmq.testing.proxy import Proxy
 from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
+from cometmq.wire.frame import Frame
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,55 @@ def test_queues_take_turns(broker: LocalBroker) -> None:
         ids = [producer.send(Message("turns", b"x")).queue.queue_id for _ in range(8)]
     assert sorted(ids) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert ids[:4] == ids[4:]
+
+
+def test_each_thread_goes_round_all_queues(broker: LocalBroker) -> None:
+    """However its sends alternate with those of others, and with those to other topics."""
+    broker.create_topic("rounds", queues=4)
+    broker.create_topic("rounds-2", queues=4)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    kinds: list[Callable[[Message], SendResult]] = []
+
+    def work(mine: int) -> None:
+        for send in kinds:
+            for _ in range(4):
+                assert turns[mine].acquire(timeout=5)
+                seen[mine].append(send(Message("rounds", b"x")).queue.queue_id)
+                send(Message("rounds-2", b"x"))
+                turns[1 - mine].release()
+
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        kinds = [
+            producer.send,
+            lambda one: producer.send_async(one).result(5),
+            lambda one: producer.send_batch([one]),
+        ]
+        threads = [threading.Thread(target=work, args=(mine,)) for mine in seen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for ids in seen.values():
+        assert len(ids) == 12
+        assert all(sorted(ids[at : at + 4]) == [0, 1, 2, 3] for at in (0, 4, 8))
+        assert ids[:4] == ids[4:8]
+
+
+def test_each_thread_goes_round_all_queues_oneway(broker: LocalBroker) -> None:
+    broker.create_topic("rounds-1", queues=4)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for n in range(4):
+            producer.send_oneway(Message("rounds-1", b"here"))
+            other = threading.Thread(
+                target=lambda: producer.send_oneway(Message("rounds-1", b"there"))
+            )
+            other.start()
+            other.join()
+            producer.send(Message("rounds", b"%d" % n))
+    time.sleep(0.1)
+    found = [one.queue_id for one in stored(broker, "rounds-1") if one.body == b"here"]
+    assert found == [0, 1, 2, 3]
 
 
 def test_a_selector_a_sharding_key_and_a_queue_decide(broker: LocalBroker) -> None:
@@ -145,6 +196,21 @@ def test_large_bodies_travel_compressed_and_arrive_whole(broker: LocalBroker) ->
         (Message("orders", b"x", properties={"a": "x" * 40_000}), "at most 32767"),
         (Message("orders", b"x", delay_level=19), "must be 1 to 18"),
         (Message("orders", b"x", keys=["a b"]), "one word"),
+        (Message("orders", b"x", flag="1"), "flag '1' must be a whole number"),  # type: ignore[arg-type]
+        (Message("orders", b"x", flag=None), "flag None must be a whole number"),  # type: ignore[arg-type]
+        (Message("orders", b"x", flag=2**31), "flag 2147483648 .* of 32 bits"),
+        (Message("orders", b"x", unique_id="a\x02TAGS\x01b"), "unique_id .* byte 1 or 2"),
+        (Message("orders", b"x", unique_id="a\x01b", delay_level=1), "unique_id .* byte 1 or 2"),
+        (Message("orders", b"x", unique_id=7), "unique_id 7 must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", tags=["a"]), r"tags \['a'\] must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", tags=None), "tags None must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", sharding_key=7), "sharding_key 7 must be a text"),  # type: ignore[arg-type]
+        (Message("orders", b"x", keys=[7]), "key 7: a key is one word"),  # type: ignore[list-item]
+        (Message("orders", b"x", delay_level="3"), "delay_level '3'; must be 1 to 18"),  # type: ignore[arg-type]
+        (Message("orders", b"x", deliver_at=3), "deliver_at 3 must be a datetime"),  # type: ignore[arg-type]
+        (Message("orders", b"x", ttl=3), "ttl 3 must be a timedelta"),  # type: ignore[arg-type]
+        (Message("orders", b"x", properties={7: "x"}), "property 7='x'"),  # type: ignore[dict-item]
+        (Message("orders", b"x", properties=["a"]), "must be a dict of texts"),  # type: ignore[arg-type]
     ],
 )
 def test_what_can_never_be_sent_is_refused_before(
@@ -155,6 +221,64 @@ def test_what_can_never_be_sent_is_refused_before(
         pytest.raises(UsageError, match=why),
     ):
         producer.send(message)
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "why"),
+    [("0", "whole number"), (None, "whole number"), (-1, "from 0 on"), (True, "whole number")],
+)
+def test_a_queue_that_is_none_is_refused_and_stops_nobody(
+    broker: LocalBroker, queue_id: Any, why: str
+) -> None:
+    broker.create_topic("queues", queues=1)
+    wrong = MessageQueue("queues", broker.broker_name, queue_id)
+    other = MessageQueue("other", broker.broker_name, 0)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        with pytest.raises(UsageError, match=why):
+            producer.send(Message("queues", b"x"), queue=wrong)
+        with pytest.raises(UsageError, match=f"the selector returned .*{why}"):
+            producer.send(Message("queues", b"x"), selector=lambda _: wrong)
+        with pytest.raises(UsageError, match=r"selector returned .* of another topic"):
+            producer.send(Message("queues", b"x"), selector=lambda _: other)
+        with pytest.raises(UsageError, match="which is not a MessageQueue"):
+            producer.send(Message("queues", b"x"), queue=("queues", "b", 0))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=why):
+            producer.send_batch([Message("queues", b"x")], queue=wrong)
+        assert producer.send_async(Message("queues", b"x")).result(5)
+        assert producer._inner.under_way == 0
+
+
+def test_a_batch_checks_each_message(broker: LocalBroker) -> None:
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for wrong in ({"flag": "1"}, {"unique_id": "a\x01b"}):
+            with pytest.raises(UsageError, match=next(iter(wrong))):
+                producer.send_batch([Message("orders", b"x"), Message("orders", b"x", **wrong)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_send_that_breaks_is_the_only_one_that_ends_so(
+    broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, is_warm: bool
+) -> None:
+    """What no check foresees: one of several that are begun together can't be made into bytes; with
+    a connection there already, and while all of them wait for one."""
+    broker.create_topic("breaks", queues=1)
+    real = Producer.make
+
+    def make(self: Producer, message: Message, *more: Any, **keywords: Any) -> Any:
+        sending = real(self, message, *more, **keywords)
+        if message.body == b"2":
+            sending.born_ms = "never"  # type: ignore[assignment]
+        return sending
+
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        for _ in range(4 if is_warm else 0):
+            producer.send(Message("breaks", b"warm"))
+        monkeypatch.setattr(Producer, "make", make)
+        futures = [producer.send_async(Message("breaks", b"%d" % n)) for n in range(5)]
+        assert isinstance(futures[2].exception(5), TypeError)
+        for future in futures[:2] + futures[3:]:
+            assert future.result(5).status is SendStatus.SEND_OK
+        assert producer._inner.under_way == 0
 
 
 def test_no_route_tells_the_cause() -> None:
@@ -401,6 +525,58 @@ def test_the_window_is_never_passed(broker: LocalBroker) -> None:
             future.result(5)
 
 
+def test_a_send_that_found_no_room_in_time_is_not_sent(broker: LocalBroker) -> None:
+    """Neither face writes it when room comes at last; who waits behind it gets that room."""
+    broker.create_topic("roomless", queues=1)
+    options: dict[str, Any] = {"namesrv": broker.namesrv, "window": 1, "retries": 0}
+    slow = RequestCode.SEND_MESSAGE_V2
+    late = Message("roomless", b"late")
+    with blocking.Producer("shop", **options) as producer:
+        producer.send(Message("roomless", b"1"))
+        broker.delay(slow, 0.6, times=1)
+        first = producer.send_async(Message("roomless", b"2"))
+        began = time.monotonic()
+        with pytest.raises(SendFailed, match=r"not sent: .*no room in the window of 1") as failed:
+            producer.send(late, timeout_ms=200)
+        assert 0.15 < time.monotonic() - began < 0.5
+        assert not failed.value.is_maybe_stored and not failed.value.attempts
+        with pytest.raises(SendFailed, match="not sent"):
+            producer.send_async(late, timeout_ms=100).result(5)
+        assert first.result(5)
+        assert producer.send(Message("roomless", b"3"))
+        assert producer._inner.under_way == 0
+
+    async def main() -> None:
+        async with Producer("shop", **options) as producer:
+            await producer.send(Message("roomless", b"4"))
+            broker.delay(slow, 0.6, times=1)
+            first = producer.send_async(Message("roomless", b"5"))
+            waits = asyncio.create_task(producer.send(late, timeout_ms=200))
+            behind = asyncio.create_task(producer.send(Message("roomless", b"6")))
+            with pytest.raises(
+                SendFailed, match=r"not sent: .*no room in the window of 1"
+            ) as failed:
+                await waits
+            assert not first.done() and not failed.value.is_maybe_stored
+            await asyncio.gather(first, behind)
+            assert producer.under_way == 0
+
+    asyncio.run(main())
+    assert [one.body for one in stored(broker, "roomless", 1)] == [b"%d" % n for n in range(1, 7)]
+
+
+def test_a_send_that_the_loop_came_to_too_late_is_not_sent(broker: LocalBroker) -> None:
+    broker.create_topic("late", queues=1)
+    with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
+        producer.send(Message("late", b"warm"))
+        assert producer._loop is not None
+        producer._loop.call_soon_threadsafe(time.sleep, 0.3)
+        with pytest.raises(SendFailed, match="not sent") as failed:
+            producer.send(Message("late", b"x"), timeout_ms=100)
+        assert not failed.value.is_maybe_stored
+    assert len(stored(broker, "late", 1)) == 1
+
+
 def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
     broker.create_topic("closing", queues=1)
     with blocking.Producer("shop", namesrv=broker.namesrv) as producer:
@@ -409,6 +585,141 @@ def test_close_waits_for_what_is_under_way(broker: LocalBroker) -> None:
     with pytest.raises(UsageError, match="closed"):
         producer.send(Message("closing", b"late"))
     assert len(stored(broker, "closing", 1)) == 500
+
+
+def test_close_refuses_those_who_wait_for_room(broker: LocalBroker) -> None:
+    broker.create_topic("leaving", queues=1)
+    ends: list[object] = []
+
+    def work(producer: blocking.Producer, number: int) -> None:
+        try:
+            producer.send(Message("leaving", b"%d" % number))
+            ends.append(None)
+        except Exception as error:
+            ends.append(error)
+
+    with blocking.Producer("shop", namesrv=broker.namesrv, window=2) as producer:
+        producer.send(Message("leaving", b"warm"))
+        broker.delay(RequestCode.SEND_MESSAGE_V2, 0.5, times=2)
+        threads = [threading.Thread(target=work, args=(producer, n)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        assert not ends
+    for thread in threads:
+        thread.join(5)
+    refused = [one for one in ends if one is not None]
+    assert [(type(one), str(one)) for one in refused] == [
+        (UsageError, "this producer is closed")
+    ] * 4
+    assert len(ends) == 6 and len(stored(broker, "leaving", 1)) == 3
+
+    async def main() -> None:
+        async with Producer("shop", namesrv=broker.namesrv, window=1) as producer:
+            await producer.send(Message("leaving", b"warm"))
+            broker.delay(RequestCode.SEND_MESSAGE_V2, 0.3, times=1)
+            first = producer.send_async(Message("leaving", b"first"))
+            waits = [asyncio.create_task(producer.send(Message("leaving", b"x"))) for _ in range(3)]
+            await asyncio.sleep(0.05)
+        assert first.done() and first.exception() is None
+        for one in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(one, UsageError) and str(one) == "this producer is closed"
+
+    asyncio.run(main())
+    assert len(stored(broker, "leaving", 1)) == 5
+
+
+def test_a_full_window_is_told_where_nobody_can_wait(broker: LocalBroker) -> None:
+    """On the background loop's own thread, that is in callbacks and async handlers."""
+    broker.create_topic("callback", queues=1)
+    told: list[BaseException | None] = []
+    is_told = threading.Event()
+    with blocking.Producer("shop", namesrv=broker.namesrv, window=2) as producer:
+        producer.send(Message("callback", b"warm"))
+
+        def again(_: object) -> None:
+            try:
+                for _ in range(3):
+                    producer.send_async(Message("callback", b"more"))
+                told.append(None)
+            except WindowFull as error:
+                told.append(error)
+            is_told.set()
+
+        producer.send_async(Message("callback", b"1"), again)
+        assert is_told.wait(5), "the background loop waits for itself"
+        assert "on the thread that would make some" in str(told[0])
+        assert producer.send_async(Message("callback", b"after")).result(5)
+    assert len(stored(broker, "callback", 1)) == 5
+
+
+def test_an_async_handler_never_stops_the_loop(broker: LocalBroker) -> None:
+    broker.create_topic("forwarded", queues=1)
+    producer = blocking.Producer("shop", namesrv=broker.namesrv, window=4)
+    producer.start()
+    for n in range(40):
+        producer.send(Message("to-forward", b"%d" % n))
+    handled: list[bool] = []
+
+    async def forward(message: ReceivedMessage) -> None:
+        try:
+            producer.send_async(Message("forwarded", message.body))
+            handled.append(True)
+        except WindowFull:
+            handled.append(False)
+
+    with blocking.Consumer("forwards", namesrv=broker.namesrv, start="first") as consumer:
+        consumer.subscribe("to-forward", forward)
+        consumer.start()
+        until = time.monotonic() + 10
+        while len(handled) < 40 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(handled) == 40
+    producer.close()
+    assert len(stored(broker, "forwarded", 1)) == handled.count(True)
+
+
+@pytest.mark.parametrize("body", [b"13.50", b"x" * 5_000, random.Random(1).randbytes(5_000)])
+def test_a_reply_arrives_as_it_was(broker: LocalBroker, body: bytes) -> None:
+    """Small; so large that it travels compressed; so large, and not to be made smaller."""
+    with (
+        blocking.Producer("shop", namesrv=broker.namesrv) as producer,
+        blocking.Consumer("replies", namesrv=broker.namesrv) as consumer,
+    ):
+
+        def reply(message: ReceivedMessage) -> None:
+            producer.reply(message, body)
+
+        consumer.subscribe("asked", reply)
+        consumer.start()
+        assert producer.request(Message("asked", b"?"), timeout_ms=10_000).body == body
+
+
+def test_a_reply_that_can_not_be_read_is_told_to_who_asked() -> None:
+    async def main() -> None:
+        producer = Producer("shop", namesrv="127.0.0.1:1")
+        asked = asyncio.get_running_loop().create_future()
+        producer._requests["C"] = asked
+        ext = {
+            "producerGroup": "g",
+            "topic": "t",
+            "defaultTopic": "TBW102",
+            "defaultTopicQueueNums": "4",
+            "queueId": "0",
+            "sysFlag": "1",
+            "bornTimestamp": "0",
+            "bornHost": "127.0.0.1:1",
+            "storeHost": "127.0.0.1:1",
+            "storeTimestamp": "0",
+            "flag": "0",
+            "properties": "CORRELATION_ID\x01C\x02",
+        }
+        pushed = Frame(code=RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=ext, body=b"not zlib")
+        assert producer._replied(None, pushed).code == 0  # type: ignore[arg-type]
+        with pytest.raises(BodyError, match="not zlib"):
+            await asked
+
+    asyncio.run(main())
 
 
 def test_oneway_arrives(broker: LocalBroker) -> None:
@@ -421,6 +732,24 @@ def test_oneway_arrives(broker: LocalBroker) -> None:
         *(b"%d" % n for n in range(20)),
         b"end",
     ]
+
+
+def test_oneway_does_not_wait_for_ever_for_a_broker_that_does_not_read() -> None:
+    with (
+        LocalBroker(store="memory", settings={"brokerIP1": "127.0.0.2"}) as broker,
+        Proxy(broker.broker_address) as proxy,
+        blocking.Producer("shop", namesrv=broker.namesrv, send_timeout_ms=500) as producer,
+    ):
+        producer.send(Message("oneway", b"warm"))
+        proxy.stall()
+        large = Message("oneway", random.Random(2).randbytes(1_000_000))
+        with pytest.raises(SendFailed, match="reads slower than is written") as failed:
+            for _ in range(60):  # what the buffers of two sockets take, and more
+                began = time.monotonic()
+                producer.send_oneway(large)
+        assert time.monotonic() - began < 2
+        assert not failed.value.is_maybe_stored
+        proxy.go_on()
 
 
 def test_a_broker_killed_and_back_loses_nothing_that_was_acknowledged() -> None:
@@ -482,6 +811,23 @@ def test_usage_is_explained() -> None:
         blocking.Producer("shop", namesrv="nowhere")
     with pytest.raises(UsageError, match="unknown keyword 'retrys'"):
         blocking.Producer("shop", namesrv="127.0.0.1:1", retrys=3)
+    for name, wrong, why in (
+        ("window", 0, "from 1 on"),
+        ("window", -5, "from 1 on"),
+        ("window", "x", "whole number"),
+        ("retries", -1, "from 0 on"),
+        ("async_retries", 1.5, "whole number"),
+        ("default_queues", 0, "from 1 on"),
+        ("max_message_bytes", 0, "from 1 on"),
+        ("compress_over_bytes", None, "whole number"),
+        ("send_timeout_ms", 0, "above 0"),
+        ("send_timeout_ms", float("nan"), "above 0"),
+        ("send_timeout_ms", "3000", "number"),
+        ("retry_busy", "no", "True or False"),
+        ("compression", "zlib", "Compression.ZLIB"),
+    ):
+        with pytest.raises(UsageError, match=f"{name} {wrong!r} must be .*{why}"):
+            blocking.Producer("shop", namesrv="127.0.0.1:1", **{name: wrong})
     with pytest.raises(UsageError, match="start the producer first"):
         blocking.Producer("shop", namesrv="127.0.0.1:1").send(Message("t", b"x"))
 

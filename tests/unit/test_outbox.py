@@ -118,14 +118,14 @@ def test_every_field_arrives(connect) -> None:
         keys=["a", "b"],
         properties={"x": "ÿ?%s:1", "'": '"'},
         sharding_key="customer-1",
-        delay_level=3,
         deliver_at=due,
         flag=7,
         waits_for_storage=False,
+        ttl=timedelta(seconds=90, microseconds=1_999),
     )
     with closing(connect()) as connection:
         unique_id = Outbox().add(connection, message)
-        given = Outbox().add(connection, Message("t", b"", unique_id="MINE"))
+        given = Outbox().add(connection, Message("t", b"x", delay_level=3, unique_id="MINE"))
         connection.commit()
     assert message.unique_id == ""
     assert len(unique_id) == 32 and unique_id == unique_id.upper() and int(unique_id, 16)
@@ -139,13 +139,44 @@ def test_every_field_arrives(connect) -> None:
         keys="a b",
         properties={"x": "ÿ?%s:1", "'": '"'},
         sharding_key="customer-1",
-        delay_level=3,
         deliver_at=datetime(2031, 5, 6, 5, 8, 9, 124_000, UTC),
         flag=7,
         unique_id=unique_id,
         waits_for_storage=False,
+        ttl=timedelta(seconds=90, milliseconds=1),
     )
-    assert producer.sent[1] == Message("t", b"", unique_id="MINE")
+    assert producer.sent[1] == Message("t", b"x", delay_level=3, unique_id="MINE")
+
+
+def test_no_field_of_a_message_is_forgotten() -> None:
+    """A new one needs a column; until then it would be lost without a word."""
+    elsewhere = {"keys": "message_keys", "deliver_at": "deliver_at_ms", "ttl": "ttl_ms"}
+    (table, *_) = Outbox().schema("sqlite")
+    for field in Message.__struct_fields__:
+        assert f" {elsewhere.get(field, field)} " in table, field
+
+
+def test_a_table_of_an_earlier_version_goes_on_and_gets_the_new_column(tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "old.db")
+
+    outbox, producer = Outbox(), Producer()
+    with closing(connect()) as connection:
+        for statement in outbox.schema("sqlite"):
+            connection.execute(statement.replace("    ttl_ms BIGINT,\n", ""))
+        outbox.add(connection, Message("t", b"1"))
+        with pytest.raises(UsageError, match=r"create_table once, or ALTER TABLE .* ttl_ms"):
+            outbox.add(connection, Message("t", b"2", ttl=timedelta(seconds=9)))
+        connection.commit()
+        assert Relay(outbox, connect, producer).run_once() == Relayed(1, 0, 0, 0)
+        outbox.create_table(connection)
+        outbox.add(connection, Message("t", b"2", ttl=timedelta(seconds=9)))
+        connection.commit()
+    assert Relay(outbox, connect, producer).run_once() == Relayed(1, 0, 0, 0)
+    assert [(one.body, one.ttl) for one in producer.sent] == [
+        (b"1", None),
+        (b"2", timedelta(seconds=9)),
+    ]
 
 
 def test_rows_go_in_order_of_id_and_in_batches(connect) -> None:
@@ -489,11 +520,41 @@ def test_another_table_name_works(connect) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "text"), [(Message("", b""), "no topic"), (Message("t", "text"), "bytes, not str")]
+    ("message", "text"),
+    [
+        (Message("", b"x"), "topic must be a text"),
+        (Message("bad topic", b"x"), "only letters"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), "belongs to the system"),
+        (Message("t", "text"), "must be bytes, got str"),  # type: ignore[arg-type]
+        (Message("t", b""), "must not be empty"),
+        (Message("t", b"x" * (4 * 1024 * 1024 + 1)), "at most 4194304"),
+        (Message("t", b"x", delay_level=19), "must be 1 to 18"),
+        (Message("t", b"x", delay_level=1, deliver_at=datetime.now(UTC)), "not both"),
+        (Message("t", b"x", properties={"KEYS": "k"}), "use the field keys"),
+        (Message("t", b"x", properties={"a": "x" * 40_000}), "at most 32767"),
+        (Message("t", b"x", tags="a||b"), "one tag"),
+        (Message("t", b"x", keys=["a b"]), "one word"),
+        (Message("t", b"x", flag=2**31), "32 bits"),
+        (Message("t", b"x", ttl=timedelta(0)), "at least 1 ms"),
+        (Message("t", b"x", unique_id="a\x01b"), "byte 1 or 2"),
+    ],
 )
-def test_a_message_that_can_never_be_sent_is_refused(connect, message, text) -> None:
-    with closing(connect()) as connection, pytest.raises(UsageError, match=text):
-        Outbox().add(connection, message)
+def test_a_message_that_can_never_be_sent_is_refused_and_no_row_written(
+    connect, message, text
+) -> None:
+    with closing(connect()) as connection:
+        with pytest.raises(UsageError, match=text):
+            Outbox().add(connection, message)
+        connection.commit()
+    assert count(connect) == 0
+
+
+def test_a_larger_limit_may_be_given(connect) -> None:
+    large = Message("t", b"x" * (4 * 1024 * 1024 + 1))
+    with closing(connect()) as connection:
+        Outbox(max_message_bytes=5_000_000).add(connection, large)
+        connection.commit()
+    assert count(connect) == 1
 
 
 def test_what_is_no_connection_is_refused() -> None:
@@ -502,7 +563,7 @@ def test_what_is_no_connection_is_refused() -> None:
 
     for wrong, text in ((object(), "no connection"), (Stranger(), "no paramstyle")):
         with pytest.raises(UsageError, match=text):
-            Outbox().add(wrong, Message("t", b""))
+            Outbox().add(wrong, Message("t", b"x"))
 
 
 def test_async_drivers_and_producers_are_refused_not_ignored(connect) -> None:
@@ -514,7 +575,7 @@ def test_async_drivers_and_producers_are_refused_not_ignored(connect) -> None:
             return AsyncCursor()
 
     with pytest.raises(UsageError, match="async"):
-        Outbox(paramstyle="qmark").add(AsyncConnection(), Message("t", b""))
+        Outbox(paramstyle="qmark").add(AsyncConnection(), Message("t", b"x"))
 
     class AsyncProducer:
         async def send(self, message: Message) -> SendResult:

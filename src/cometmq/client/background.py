@@ -77,12 +77,16 @@ class BackgroundLoop:
     def check(self) -> asyncio.AbstractEventLoop:
         """The loop; UsageError on its own thread, where waiting would wait for ever."""
         loop = self.get()
-        if threading.get_ident() == self._thread_id:
+        if self.is_here():
             raise UsageError(
                 "a blocking call inside CometMQ's background loop (an async handler or a callback) "
                 "would wait for ever; use the client of cometmq.aio there"
             )
         return loop
+
+    def is_here(self) -> bool:
+        """Whether who asks is on the loop's own thread (an async handler, a callback)."""
+        return threading.get_ident() == self._thread_id
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the loop, wait for the result; an interrupt of the waiting cancels the work."""

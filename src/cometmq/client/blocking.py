@@ -52,6 +52,7 @@ class Producer:
         self._has_room = threading.Condition()
         self._ready: deque[tuple[Sending, SendFuture[SendResult]]] = deque()
         self._is_called = False
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -62,7 +63,12 @@ class Producer:
         background.run(self._inner.start())
 
     def close(self) -> None:
-        """Wait for the sends under way, leave the group, close the connections."""
+        """Wait for the sends under way, leave the group, close the connections. Sends of other
+        threads that still wait for room are refused."""
+        background.check()
+        with self._has_room:
+            self._is_closed = True
+            self._has_room.notify_all()
         background.run(self._inner.close())
 
     def flush(self) -> None:
@@ -100,7 +106,8 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> concurrent.futures.Future[SendResult]:
         """Begin to send; the future has the result. With `window` sends under way it waits for
-        room, or raises WindowFull (`on_full`). The callback runs on the loop's thread."""
+        room, or raises WindowFull (`on_full`). The callback runs on the loop's thread, where
+        nothing can wait: there, and in async handlers, it raises in any case."""
         future = SendFuture(callback)
         waits = self._on_full == "wait"
         self._submit(future, message, queue, selector, timeout_ms, is_async=True, waits=waits)
@@ -114,7 +121,10 @@ class Producer:
         selector: Selector | None = None,
     ) -> None:
         """Send without asking for an answer: fastest, and nobody knows whether it arrived."""
-        background.run(self._inner.send_oneway(message, queue=queue, selector=selector))
+        self._check()
+        future: SendFuture[SendResult] = SendFuture()
+        sending = self._inner.make(message, queue, selector, None, is_async=False, future=future)
+        background.run(self._inner.finished_oneway(sending))
 
     def send_batch(
         self,
@@ -124,7 +134,12 @@ class Producer:
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Send messages of one topic as one request; `split_batch` cuts what is too large."""
-        return background.run(self._inner.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+        background.check()
+        self._check()
+        future: SendFuture[SendResult] = SendFuture()
+        sending = self._inner.make_batch(messages, queue, timeout_ms, future)
+        self._enter(sending, future, waits=True)
+        return future.result()
 
     def request(
         self, message: Message, *, timeout_ms: int = 3_000, selector: Selector | None = None
@@ -157,47 +172,71 @@ class Producer:
         is_async: bool,
         waits: bool,
     ) -> None:
-        loop = self._loop
-        if loop is None or loop is not background.running:
-            raise self._why_not()
+        if self._loop is None or self._loop is not background.running:
+            self._check()
         sending = self._inner.make(
             message, queue, selector, timeout_ms, is_async=is_async, future=future
         )
+        self._enter(sending, future, waits=waits)
+
+    def _enter(self, sending: Sending, future: SendFuture[SendResult], *, waits: bool) -> None:
+        """Hand it to the loop, when there is room."""
         if self._inner.under_way + len(self._ready) >= self._window:
             if not waits:
                 raise WindowFull(f"{self._window} sends are under way (window)")
-            self._wait_for_room()
+            if background.is_here():
+                raise WindowFull(
+                    f"{self._window} sends are under way (window), and a callback or an async "
+                    f"handler can't wait for room: it is on the thread that would make some"
+                )
+            self._wait_for_room(sending.ends)
         self._ready.append((sending, future))
         if not self._is_called:  # one wake-up of the loop for all that gather until it runs
             self._is_called = True
-            loop.call_soon_threadsafe(self._begin_ready)
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._begin_ready)
 
-    def _why_not(self) -> UsageError:
+    def _check(self) -> None:
+        """UsageError unless it was started, in this process."""
         if self._loop is None:
-            return UsageError("start the producer first: `with Producer(...)` or start()")
-        background.get()  # after a fork that says more
-        return UsageError("this producer was made by another process")
+            raise UsageError("start the producer first: `with Producer(...)` or start()")
+        if self._loop is not background.running:
+            background.get()  # after a fork that says more
+            raise UsageError("this producer was made by another process")
 
     def _begin_ready(self) -> None:
         self._is_called = False
         ready, inner = self._ready, self._inner
         taken = list(ready)  # in one step, while other threads append
         SendFuture.begin_all([future for _, future in taken])
+        now = inner.loop.time()
         for sending, future in taken:
             ready.popleft()  # as it begins: the window counts both
             if future.running():
-                inner.begin(sending)
+                if inner.is_closed:
+                    sending.refused(UsageError(aio_producer.CLOSED))
+                elif now < sending.ends:
+                    inner.begin(sending)
+                else:
+                    sending.expired()
             elif inner.on_ended is not None:
                 inner.on_ended()
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, ends: float) -> None:
+        """Until there is room, or the time of the send is over: then the loop ends it. UsageError
+        if the producer is closed meanwhile."""
         inner = self._inner
         with self._has_room:
             while True:
+                if self._is_closed:
+                    raise UsageError(aio_producer.CLOSED)
                 inner.on_ended = self._ended  # first ask to be told, then look
                 if inner.under_way + len(self._ready) < self._window:
                     return
-                self._has_room.wait()
+                left_s = ends - inner.loop.time()
+                if left_s <= 0:
+                    return
+                self._has_room.wait(left_s)
 
     def _ended(self) -> None:
         """A send has ended, and threads wait; on the loop's thread. They are woken when half the

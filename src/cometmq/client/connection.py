@@ -179,9 +179,9 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """An ordinary send on an open connection: `header` is of SendTemplate.plain."""
         self._opaque = opaque = self._opaque + 1 if self._opaque < MAX_OPAQUE else 1
-        self._sends[opaque] = waiter
         head = header % (born_ms, properties, opaque)
         size = len(head)
+        self._sends[opaque] = waiter  # not before there is something to be written
         out = self._out
         if not out:
             self._flush_soon()

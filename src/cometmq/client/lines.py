@@ -60,7 +60,10 @@ class Line(ABC, Generic[T]):
                 # Nothing is awaited from here on: nobody comes before those who waited.
                 leave()
                 for one in self._waiting:
-                    self.go(one, found)
+                    try:
+                        self.go(one, found)
+                    except Exception as error:
+                        one.broke(error)
                 return
         leave()
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
 from cometmq.errors import UsageError
-from cometmq.message import Message
+from cometmq.message import Message, MessageQueue
 from cometmq.wire import properties as props
 from cometmq.wire.codes import LANGUAGES, PYTHON, RequestCode, Version
 from cometmq.wire.record import Piece, join_batch
@@ -23,6 +23,7 @@ from cometmq.wire.record import Piece, join_batch
 MAX_TOPIC_CHARS = 127
 MAX_GROUP_CHARS = 120
 MAX_DELAY_LEVEL = 18
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # RocketMQ's own maxMessageSize, on both sides
 MAX_TTL_MS = 10 * 365 * 86_400_000
 SHARDING_KEY = "__SHARDINGKEY"
 NAMES = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -100,6 +101,23 @@ def check_name(name: str, what: str, most_chars: int) -> None:
         raise UsageError(f"{what} {name!r} may have only letters, digits and % | _ -")
 
 
+def check_message(message: Message, unique_id: str, most_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    """Whether it could ever be sent; UsageError if not. For who keeps a message to send it later:
+    a producer makes the same checks, as it needs what most of them give."""
+    check_topic(message.topic)
+    check_body(message.body, most_bytes)
+    check_flag(message.flag)
+    check_unique_id(unique_id)
+    check_properties(properties_of(message, unique_id))
+
+
+def check_properties(text: str) -> None:
+    """The property string, as `properties_of` makes it."""
+    size = len(text.encode())
+    if size > props.MAX_PROPERTIES_BYTES:
+        raise UsageError(f"properties of {size} bytes; at most {props.MAX_PROPERTIES_BYTES}")
+
+
 def check_topic(topic: str) -> None:
     is_own = isinstance(topic, str) and topic.startswith(("%RETRY%", "%DLQ%"))
     check_name(topic, "topic", 255 if is_own else MAX_TOPIC_CHARS)
@@ -117,6 +135,34 @@ def check_body(body: bytes, most_bytes: int) -> None:
         raise UsageError(f"a body of {len(body)} bytes; at most {most_bytes} (max_message_bytes)")
 
 
+def check_flag(flag: int) -> None:
+    """Four bytes of the user's own, kept with the message."""
+    if not is_number(flag) or not -(2**31) <= flag < 2**31:
+        raise UsageError(f"flag {flag!r} must be a whole number of 32 bits")
+
+
+def check_unique_id(unique_id: str) -> None:
+    """One that the user gives; it becomes a property like any other."""
+    if not isinstance(unique_id, str):
+        raise UsageError(f"unique_id {unique_id!r} must be a text")
+    _clean(unique_id, "unique_id")
+
+
+def check_queue(queue: MessageQueue, what: str) -> None:
+    """One that a user, or a user's selector, made."""
+    if not isinstance(queue, MessageQueue):
+        raise UsageError(f"{what} {queue!r}, which is not a MessageQueue")
+    if not isinstance(queue.topic, str) or not isinstance(queue.broker, str):
+        raise UsageError(f"{what} {queue!r}, whose topic and broker must be texts")
+    if not is_number(queue.queue_id) or not 0 <= queue.queue_id < 2**31:
+        raise UsageError(f"{what} {queue!r}, whose queue_id must be a whole number from 0 on")
+
+
+def is_number(value: object) -> bool:
+    """A whole number; True and False, which Python counts among them, are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
     """The property string; `extra` is in its form already. UsageError for what can't be said."""
     tags, keys = message.tags, message.keys
@@ -128,6 +174,7 @@ def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
         or message.ttl is not None
         or not message.waits_for_storage
         or type(keys) is not str
+        or type(tags) is not str
         or "\x01" in keys
         or "\x02" in keys
         or "\x01" in tags
@@ -144,6 +191,8 @@ def properties_of(message: Message, unique_id: str, extra: str = "") -> str:
 def _properties_of_any(message: Message, unique_id: str, extra: str) -> str:
     parts = [f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01"]
     parts.append("true\x02" if message.waits_for_storage else "false\x02")
+    if not isinstance(message.tags, str):
+        raise UsageError(f"tags {message.tags!r} must be a text: a message has one tag")
     if message.tags:
         if "|" in message.tags:
             raise UsageError(
@@ -159,23 +208,29 @@ def _properties_of_any(message: Message, unique_id: str, extra: str) -> str:
     if message.delay_level:
         if message.deliver_at is not None:
             raise UsageError("a message has either a delay_level or a deliver_at, not both")
-        if not 0 < message.delay_level <= MAX_DELAY_LEVEL:
-            raise UsageError(f"delay_level {message.delay_level}; must be 1 to {MAX_DELAY_LEVEL}")
+        if not is_number(message.delay_level) or not 0 < message.delay_level <= MAX_DELAY_LEVEL:
+            raise UsageError(f"delay_level {message.delay_level!r}; must be 1 to {MAX_DELAY_LEVEL}")
         parts.append(f"DELAY\x01{message.delay_level}\x02")
     if message.deliver_at is not None:
+        if not isinstance(message.deliver_at, datetime):
+            raise UsageError(f"deliver_at {message.deliver_at!r} must be a datetime")
         at_ms = int(message.deliver_at.timestamp() * 1000)
         parts.append(f"TIMER_DELIVER_MS\x01{at_ms}\x02")
     if message.ttl is not None:
+        if not isinstance(message.ttl, timedelta):
+            raise UsageError(f"ttl {message.ttl!r} must be a timedelta")
         ttl_ms = message.ttl // timedelta(milliseconds=1)
         if not 0 < ttl_ms <= MAX_TTL_MS:
             raise UsageError(f"ttl {message.ttl!r}: must be at least 1 ms and at most ten years")
         parts.append(f"TTL_MS\x01{ttl_ms}\x02")
+    if not isinstance(message.properties, Mapping):
+        raise UsageError(f"properties {message.properties!r} must be a dict of texts")
     for name, value in message.properties.items():
         if name in RESERVED:
             own = _OWN_FIELD.get(name)
             hint = f"; use the field {own}" if own else ""
             raise UsageError(f"property {name!r} is RocketMQ's own{hint}")
-        if not isinstance(value, str) or not name or not value:
+        if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
             raise UsageError(f"property {name!r}={value!r}: names and values are texts, not empty")
         parts.append(f"{_clean(name, 'property name')}\x01{_clean(value, name)}\x02")
     return "".join(parts) + extra
@@ -183,12 +238,14 @@ def _properties_of_any(message: Message, unique_id: str, extra: str) -> str:
 
 def _joined(keys: Sequence[str]) -> str:
     for key in keys:
-        if not key or " " in key:
+        if not isinstance(key, str) or not key or " " in key:
             raise UsageError(f"key {key!r}: a key is one word; spaces separate keys")
     return " ".join(keys)
 
 
 def _clean(text: str, what: str) -> str:
+    if not isinstance(text, str):
+        raise UsageError(f"{what} {text!r} must be a text")
     if "\x01" in text or "\x02" in text:
         raise UsageError(f"{what} {text!r} contains the byte 1 or 2, which separate properties")
     return text

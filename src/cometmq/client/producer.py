@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cometmq.client import outgoing
-from cometmq.client.compression import compress
+from cometmq.client.compression import compress, decompress
 from cometmq.client.connection import Connection
 from cometmq.client.latency import BrokerHealth
 from cometmq.client.lines import Lines, connected
@@ -27,16 +27,28 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import Route
 from cometmq.client.selector import RoundRobin, Selector, hash_of
 from cometmq.client.sending import (
+    MAX_KNOWN_TOPICS,
     SEND,
     SEND_BATCH,
     Lane,
+    Round,
+    Rounds,
     Sending,
     SendOptions,
     Settled,
+    check_timeout,
     prepare,
 )
 from cometmq.client.session import Options, Session
-from cometmq.errors import CometError, NoRoute, RequestTimeout, UsageError, WindowFull
+from cometmq.errors import (
+    CometError,
+    NoRoute,
+    RequestTimeout,
+    SendFailed,
+    Unreachable,
+    UsageError,
+    WindowFull,
+)
 from cometmq.message import Message, MessageQueue, SendResult
 from cometmq.wire import headers
 from cometmq.wire import properties as props
@@ -48,10 +60,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cometmq.client")
 
-MAX_KNOWN_TOPICS = 10_000
 MOST_SURE_CHARS = props.MAX_PROPERTIES_BYTES // 4  # so many fit, whatever they are in UTF-8
 VIP_DISTANCE = 2  # a broker's VIP port is so far below the one that it advertises
 PROBE_S = 3.0
+CLOSED = "this producer is closed"
 
 
 class Producer:
@@ -84,13 +96,14 @@ class Producer:
         self._namespace_text = f"INSTANCE_ID\x01{space}\x02" if space else ""
         self.is_signed = self.session.connections.is_signed
         self._templates: dict[str, SendTemplate] = {}
-        self._turns: dict[str, RoundRobin] = {}
-        self.lanes: dict[str, Lane] = {}
+        self.rounds = Rounds(self.session.rng)
         self.lines = Lines()
         self.routes = self.session.routes.known
         self._checked: set[str] = set()
         self._health = BrokerHealth() if self.send_options.avoid_slow_brokers else None
         self.is_observing = self._health is not None
+        self.is_closed = False
+        """Or about to be: nothing more is begun."""
         self.under_way = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._all_done: asyncio.Event = asyncio.Event()
@@ -120,6 +133,10 @@ class Producer:
         """Wait for the sends under way, leave the group, close the connections."""
         if self.session.is_closed:
             return
+        self.is_closed = True
+        for waiting in self._room:  # for room, which they shall not have
+            if not waiting.done():
+                waiting.set_result(None)
         if self.session.is_started:
             await self.flush()
         await self.session.close()
@@ -154,9 +171,7 @@ class Producer:
         `queue`: to this one. `selector`: a function of the topic's queues that returns one.
         """
         sending = self.make(message, queue, selector, timeout_ms, is_async=False)
-        if self.under_way >= self.send_options.window:
-            await self._wait_for_room()
-        return await self.finished(sending)
+        return await self._finished_in_turn(sending)
 
     def send_async(
         self,
@@ -188,25 +203,48 @@ class Producer:
         queue: MessageQueue | None = None,
         selector: Selector | None = None,
     ) -> None:
-        """Send without asking for an answer: fastest, and nobody knows whether it arrived."""
-        sending = self.make(message, queue, selector, None, is_async=False)
-        sending.future.cancel()
+        """Send without asking for an answer: fastest, and nobody knows whether it arrived.
+        SendFailed if it could not be handed to a connection within `send_timeout_ms`."""
+        await self.finished_oneway(self.make(message, queue, selector, None, is_async=False))
+
+    async def finished_oneway(self, sending: Sending) -> None:
+        """Write it; nobody will tell of its end."""
+        try:
+            async with asyncio.timeout_at(sending.ends):
+                await self._write_oneway(sending)
+        except TimeoutError:
+            if not sending.broker:
+                why = f"no route from {self.session.names}"
+            else:
+                why = f"{sending.broker} could not be reached, or reads slower than is written"
+            why += f" ({self.send_options.send_timeout_ms} ms)"
+            raise SendFailed(
+                f"oneway message for topic {sending.topic!r} not sent: {why}",
+                [],
+                code=None,
+                is_maybe_stored=False,
+            ) from RequestTimeout(why)
+
+    async def _write_oneway(self, sending: Sending) -> None:
         route = await self.session.routes.need(
             sending.topic, create_queues=self.send_options.default_queues
         )
         if not route.to_send:
             raise NoRoute(sending.topic, route.why_not_sent)
-        chosen = sending.choose(route)
+        sending.queue = chosen = sending.choose(route)
+        sending.broker = chosen.broker
         address = self.port_of(await self.session.leader(chosen.broker, sending.topic))
         connection = await connected(self, address, chosen.broker)
-        sending.queue = chosen
+        # Before it is written, not after: so what can't leave is not piled up here.
+        await connection.drained()
+        if not connection.is_open:
+            raise Unreachable(f"connection to {address} ended before the message was written")
         ext = sending.ext()
         connection._write(
             connection.frame(
                 sending.code, ext, sending.body, opaque=connection.next_opaque(), flag=FLAG_ONEWAY
             )
         )
-        await connection.drained()
 
     async def send_batch(
         self,
@@ -217,6 +255,17 @@ class Producer:
     ) -> SendResult:
         """Send messages of one topic as one request, stored next to each other; `split_batch`
         cuts what is too large. The result's `message_id` has all ids, joined by commas."""
+        return await self._finished_in_turn(self.make_batch(messages, queue, timeout_ms))
+
+    def make_batch(
+        self,
+        messages: Sequence[Message],
+        queue: MessageQueue | None,
+        timeout_ms: int | None,
+        future: Settled | None = None,
+    ) -> Sending:
+        """As `make`, for all of them together. On any thread."""
+        self._require_open()
         outgoing.check_batch(messages)
         limit = self.send_options.max_message_bytes
         ids: list[str] = []
@@ -224,7 +273,8 @@ class Producer:
         now_ms = self.session.now_ms()
         for message in messages:
             outgoing.check_body(message.body, limit)
-            ids.append(message.unique_id or self.session.unique_ids.next(now_ms))
+            outgoing.check_flag(message.flag)
+            ids.append(self._unique_id(message, now_ms))
             texts.append(outgoing.properties_of(message, ids[-1], self._namespace_text))
         body = outgoing.batch_body(messages, texts)
         if len(body) > limit:
@@ -244,16 +294,14 @@ class Producer:
             ids[0],
             SEND_BATCH,
             False,
-            self._wire_queue(queue, topic),
+            None if queue is None else self.wire_queue(queue, topic),
             None,
             self._timeout(timeout_ms),
-            None,
+            future,
             now_ms,
         )
         sending.batch_ids = ",".join(ids)
-        if self.under_way >= self.send_options.window:
-            await self._wait_for_room()
-        return await self.finished(sending)
+        return sending
 
     def make(
         self,
@@ -269,10 +317,8 @@ class Producer:
     ) -> Sending:
         """A send that is ready to `begin`; UsageError if it never could be. On any thread."""
         session = self.session
-        if not session.is_started or session.is_closed:
-            if session.is_closed:
-                raise UsageError("this producer is closed")
-            raise UsageError("start the producer first: `async with Producer(...)` or start()")
+        if self.is_closed or not session.is_started:
+            self._require_open()
         options = self.send_options
         topic = message.topic
         if topic not in self._checked or self._namespace_text:
@@ -280,15 +326,16 @@ class Producer:
         body = message.body
         if type(body) is not bytes or not 0 < len(body) <= options.max_message_bytes:
             outgoing.check_body(body, options.max_message_bytes)
+        if message.flag != 0:
+            outgoing.check_flag(message.flag)
         now_ms = session.now_ms()
-        unique_id = message.unique_id or session.unique_ids.next(now_ms)
+        if message.unique_id:
+            unique_id = self._unique_id(message, now_ms)
+        else:
+            unique_id = session.unique_ids.next(now_ms)
         text = outgoing.properties_of(message, unique_id, self._namespace_text + extra)
         if len(text) > MOST_SURE_CHARS:
-            size = len(text.encode())
-            if size > props.MAX_PROPERTIES_BYTES:
-                raise UsageError(
-                    f"properties of {size} bytes; at most {props.MAX_PROPERTIES_BYTES}"
-                )
+            outgoing.check_properties(text)
         if len(body) >= options.compress_over_bytes and options.compression is not None:
             kind = options.compression
             packed = compress(bytes(body), kind)
@@ -309,12 +356,24 @@ class Producer:
             unique_id,
             SEND,
             is_async,
-            None if queue is None else self._wire_queue(queue, topic),
+            None if queue is None else self.wire_queue(queue, topic),
             selector,
             options.send_timeout_ms if timeout_ms is None else self._timeout(timeout_ms),
             future,
             now_ms,
         )
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise UsageError(CLOSED)
+        if not self.session.is_started:
+            raise UsageError("start the producer first: `async with Producer(...)` or start()")
+
+    def _unique_id(self, message: Message, now_ms: int) -> str:
+        if not message.unique_id:
+            return self.session.unique_ids.next(now_ms)
+        outgoing.check_unique_id(message.unique_id)
+        return message.unique_id
 
     def begin(self, sending: Sending) -> None:
         """Its first attempt; on the loop."""
@@ -324,6 +383,20 @@ class Producer:
     async def finished(self, sending: Sending) -> SendResult:
         """Begin it, and wait for its end."""
         self.begin(sending)
+        assert isinstance(sending.future, asyncio.Future)
+        return await sending.future
+
+    async def _finished_in_turn(self, sending: Sending) -> SendResult:
+        """Begin it when there is room, if that is in time, and wait for its end."""
+        if self.under_way < self.send_options.window:
+            return await self.finished(sending)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(sending.ends):
+                await self._wait_for_room()
+        if self.loop.time() < sending.ends:
+            return await self.finished(sending)
+        self._tell_of_room()  # it may have been told of room, which it does not take
+        sending.expired()
         assert isinstance(sending.future, asyncio.Future)
         return await sending.future
 
@@ -353,7 +426,7 @@ class Producer:
                 log.exception("on_sent_failed")
 
     async def _wait_for_room(self) -> None:
-        while self.under_way >= self.send_options.window:
+        while self.under_way >= self.send_options.window and not self.is_closed:
             waiting: asyncio.Future[None] = self.loop.create_future()
             self._room.append(waiting)
             try:
@@ -365,6 +438,8 @@ class Producer:
                 else:  # it had been told of room that it does not take
                     self._tell_of_room()
                 raise
+        if self.is_closed:
+            raise UsageError(CLOSED)
 
     # ------------------------------------------------------------------------------ names, queues
 
@@ -377,22 +452,22 @@ class Producer:
             self._checked.add(topic)
         return self.session.wrap(topic)
 
-    def _wire_queue(self, queue: MessageQueue | None, topic: str) -> MessageQueue | None:
-        if queue is None:
-            return None
+    def wire_queue(self, queue: MessageQueue, topic: str, what: str = "queue=") -> MessageQueue:
+        """A queue that the user chose, as it is called on the wire; `what`: how, for errors."""
+        outgoing.check_queue(queue, what)
         if self.session.wrap(queue.topic) != topic:
-            raise UsageError(f"{queue} is a queue of another topic than the message's {topic!r}")
+            raise UsageError(f"{what} {queue}: of another topic than the message's {topic!r}")
         return MessageQueue(topic, queue.broker, queue.queue_id)
 
     def _timeout(self, timeout_ms: int | None) -> int:
-        value = self.send_options.send_timeout_ms if timeout_ms is None else timeout_ms
-        if value <= 0:
-            raise UsageError(f"timeout_ms {value} must be above 0")
-        return value
+        if timeout_ms is None:
+            return self.send_options.send_timeout_ms
+        check_timeout("timeout_ms", timeout_ms)
+        return timeout_ms
 
-    def open_lane(self, route: Route, used: MessageQueue) -> None:
-        """Let the next ordinary sends to a topic take the short way, from the queue after `used`
-        on; not where each must be signed, nor where brokers are chosen by their health."""
+    def open_lane(self, route: Route, used: MessageQueue, round_: Round) -> None:
+        """Let a thread's next ordinary sends to a topic take the short way, from the queue after
+        `used` on; not where each must be signed, nor where brokers are chosen by their health."""
         if self.is_signed or self._health is not None:
             return
         template = self.template(route.topic)
@@ -403,9 +478,7 @@ class Producer:
             if not connection:
                 return
             ways.append((queue, template.plain(queue.queue_id), connection))
-        if len(self.lanes) >= MAX_KNOWN_TOPICS:
-            self.lanes.clear()
-        self.lanes[route.topic] = Lane(route, ways, route.to_send.index(used))
+        round_.open_lane(Lane(route, ways, route.to_send.index(used)))
 
     def port_of(self, leader: str) -> str:
         """Where sends to this broker go: the address that it advertises, or its VIP port."""
@@ -423,17 +496,14 @@ class Producer:
             found = self._templates[topic] = SendTemplate(self.wire_group, topic, queues)
         return found
 
-    def choose(self, topic: str, queues: Sequence[MessageQueue], avoid_broker: str) -> MessageQueue:
+    def choose(
+        self, turns: RoundRobin, queues: Sequence[MessageQueue], avoid_broker: str
+    ) -> MessageQueue:
         """The queue that is next, on another broker than the one that just failed."""
-        turn = self._turns.get(topic)
-        if turn is None:
-            if len(self._turns) >= MAX_KNOWN_TOPICS:
-                self._turns.clear()
-            turn = self._turns[topic] = RoundRobin(self.session.rng)
         if self._health is not None:
             now_ms = int(self.loop.time() * 1e3)
-            return self._health.choose(queues, avoid_broker, turn.next_index(), now_ms)
-        return turn(queues, avoid_broker)
+            return self._health.choose(queues, avoid_broker, turns.next_index(), now_ms)
+        return turns(queues, avoid_broker)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic can be sent to."""
@@ -444,12 +514,18 @@ class Producer:
 
     # -------------------------------------------------------------------------------------- health
 
-    def observed(self, sending: Sending, *, is_isolated: bool) -> None:
+    def observed(
+        self, sending: Sending, *, is_isolated: bool, is_reachable: bool | None = None
+    ) -> None:
+        """What an attempt came to; its own time counts, not that of attempts before it."""
         if self._health is not None and sending.broker:
             now = self.loop.time()
-            latency_ms = int((now - sending.began) * 1e3)
             self._health.observed(
-                sending.broker, latency_ms, is_isolated=is_isolated, now_ms=int(now * 1e3)
+                sending.broker,
+                int((now - sending.attempt_began) * 1e3),
+                is_isolated=is_isolated,
+                now_ms=int(now * 1e3),
+                is_reachable=is_reachable,
             )
 
     async def _probe(self) -> None:
@@ -545,19 +621,23 @@ class Producer:
         if waiting is None or waiting.done():
             log.warning("reply_unknown correlation_id=%s", correlation)
         else:
-            waiting.set_result(reply_message(header, frame.body))
+            try:
+                waiting.set_result(reply_message(header, frame.body))
+            except CometError as error:  # who asked is told; to the broker it was delivered
+                waiting.set_exception(error)
         return reply_to(frame)
 
 
 def reply_message(header: headers.PushReplyHeader, body: bytes) -> ReceivedMessage:
-    """A reply that was pushed to us."""
+    """A reply that was pushed to us, its body whole; BodyError if that can't be had."""
+    whole = decompress(body, header.sysFlag)
     return ReceivedMessage(
         "",
         header.topic,
         header.queueId,
         0,
         0,
-        body,
+        whole,
         header.properties or "",
         header.flag,
         header.sysFlag,

@@ -7,7 +7,6 @@ be written now, in their sorted order, and returns one of them; it knows nothing
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
@@ -21,15 +20,16 @@ Selector = Callable[[Sequence[MessageQueue]], MessageQueue]
 
 
 class RoundRobin:
-    """Takes turns over a topic's queues; one per topic.
+    """Takes turns over a topic's queues; one for each topic, and for each thread that sends.
 
-    Every thread has its own counter, so that threads need no lock, and each starts at random, so
-    that a thousand young producers don't all begin with queue 0.
+    It starts at random, so that a thousand young producers don't all begin with queue 0.
     """
+
+    __slots__ = ("_index", "_rng")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._turns = threading.local()
+        self._index: int | None = None
 
     def __call__(self, queues: Sequence[MessageQueue], avoid_broker: str = "") -> MessageQueue:
         """The next queue; on another broker than `avoid_broker` if there is one."""
@@ -43,14 +43,10 @@ class RoundRobin:
         return queues[self.next_index() % count]
 
     def next_index(self) -> int:
-        """This thread's counter after one step: 0 to 2**31 - 1, wrapping."""
-        turns = self._turns
-        try:
-            index = turns.index + 1
-        except AttributeError:
-            index = self._rng.getrandbits(31) + 1
-        turns.index = index
-        return int(index & 0x7FFF_FFFF)
+        """The counter after one step: 0 to 2**31 - 1, wrapping."""
+        index = self._rng.getrandbits(31) if self._index is None else self._index
+        self._index = index = (index + 1) & 0x7FFF_FFFF
+        return index
 
 
 def hash_of(key: object) -> Selector:

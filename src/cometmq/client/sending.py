@@ -18,7 +18,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import math
+import threading
 from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -26,8 +29,9 @@ import msgspec
 from cometmq.client.compression import Compression
 from cometmq.client.connection import Connection, Stored
 from cometmq.client.lines import ConnectionLine, RouteLine
+from cometmq.client.outgoing import MAX_MESSAGE_BYTES, is_number
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
-from cometmq.client.selector import Selector
+from cometmq.client.selector import RoundRobin, Selector
 from cometmq.errors import (
     ConnectionLost,
     NoRoute,
@@ -60,7 +64,9 @@ _NOT_WAITED_FOR = (asyncio.InvalidStateError, concurrent.futures.InvalidStateErr
 _encode_text = msgspec.json.encode
 # Plain numbers: looking one up in an enum costs as much as a dict.
 _OK = int(ResponseCode.SUCCESS)
+_SEND_OK = SendStatus.SEND_OK
 _UNAVAILABLE = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+MAX_KNOWN_TOPICS = 10_000
 NOT_KNOWN = "may or may not survive"  # what a broker says of messages whose flush has failed
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -77,7 +83,39 @@ class Lane:
     ) -> None:
         self.route = route
         self.next = itertools.cycle(ways[turn + 1 :] + ways[: turn + 1]).__next__
-        """On the loop's thread alone."""
+
+
+class Round:
+    """The turns of one thread that sends, topic by topic: each thread goes round all queues,
+    however its sends alternate with those of others. It is the thread's own, but only the loop
+    touches it."""
+
+    __slots__ = ("_rng", "_turns", "lanes")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._turns: dict[str, RoundRobin] = {}
+        self.lanes: dict[str, Lane] = {}
+
+    def turns(self, topic: str) -> RoundRobin:
+        found = self._turns.get(topic)
+        if found is None:
+            if len(self._turns) >= MAX_KNOWN_TOPICS:
+                self._turns.clear()
+            found = self._turns[topic] = RoundRobin(self._rng)
+        return found
+
+    def open_lane(self, lane: Lane) -> None:
+        if len(self.lanes) >= MAX_KNOWN_TOPICS:
+            self.lanes.clear()
+        self.lanes[lane.route.topic] = lane
+
+
+class Rounds(threading.local):
+    """Whoever looks finds the round of his own thread."""
+
+    def __init__(self, rng: Random) -> None:  # called anew in each thread
+        self.mine = Round(rng)
 
 
 class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +129,7 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Try another broker if a message was stored but not as safely as asked for."""
     retry_busy: bool = False
     """Also try again when a broker refuses because it is busy (SYSTEM_BUSY)."""
-    max_message_bytes: int = 4 * 1024 * 1024
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     compress_over_bytes: int = 4096
     compression: Compression | None = Compression.ZLIB
     default_queues: int = 4
@@ -102,6 +140,43 @@ class SendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ's sendLatencyFaultEnable."""
     vip_channel: bool = False
     """Send to the brokers' VIP port, two below the one they advertise."""
+
+    def __post_init__(self) -> None:
+        check_timeout("send_timeout_ms", self.send_timeout_ms)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not is_number(value) or value < least:
+                raise UsageError(f"{name} {value!r} must be a whole number from {least} on")
+        for name in _CHOICES:
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} {getattr(self, name)!r} must be True or False")
+        if self.compression is not None and not isinstance(self.compression, Compression):
+            raise UsageError(
+                f"compression {self.compression!r} must be one of "
+                f"{', '.join(f'Compression.{one.name}' for one in Compression)}, or None"
+            )
+
+
+_LEAST = {
+    "retries": 0,
+    "async_retries": 0,
+    "max_message_bytes": 1,
+    "compress_over_bytes": 0,
+    "default_queues": 1,
+    "window": 1,
+}
+_CHOICES = (
+    "retry_another_broker_when_not_stored",
+    "retry_busy",
+    "avoid_slow_brokers",
+    "vip_channel",
+)
+
+
+def check_timeout(name: str, value: float) -> None:
+    """Milliseconds; a fraction is fine, for ever is not."""
+    if not (is_number(value) or isinstance(value, float)) or not 0 < value < math.inf:
+        raise UsageError(f"{name} {value!r} must be a number above 0")
 
 
 Settled: TypeAlias = "asyncio.Future[SendResult] | concurrent.futures.Future[SendResult]"
@@ -135,10 +210,16 @@ class Sending(msgspec.Struct, eq=False, gc=False):
     born_ms: int
     began: float
     ends: float
+    round: Round
+    """Of the thread that sends."""
     broker: str = ""
     batch_ids: str = ""
     attempts: list[str] | None = None
     is_maybe_stored: bool = False
+    attempt_began: float = 0.0
+    """Of the attempt under way; known only while brokers are observed."""
+    weak: SendResult | None = None
+    """Stored already, though not as safely as asked for: the result, unless another is better."""
     last_code: int | None = None
     reconsume_times: tuple[int, int] | None = None
     """Of a message that a consumer sends back itself: how often, and how often at most."""
@@ -147,23 +228,31 @@ class Sending(msgspec.Struct, eq=False, gc=False):
 
     def launch(self) -> None:
         producer, topic = self.producer, self.topic
-        route = producer.routes.get(topic)
-        if self.is_plain and self.attempts is None:
-            lane = producer.lanes.get(topic)
-            if lane is not None and lane.route is route:
-                queue, header, connection = lane.next()
-                if connection.is_open:
-                    self.queue = queue
-                    self.broker = queue.broker
-                    connection.send(header, self.born_ms, self.properties, self.body, self)
-                    return
-        line = producer.lines.get(topic)
-        if line is not None:
-            line.join(self)
-        elif route is not None and route.to_send:
-            self._to(route)
-        else:
-            producer.lines.begin(topic, RouteLine(producer, topic), self)
+        try:
+            route = producer.routes.get(topic)
+            if self.is_plain and self.attempts is None:
+                lane = self.round.lanes.get(topic)
+                if lane is not None and lane.route is route:
+                    queue, header, connection = lane.next()
+                    if connection.is_open:
+                        self.queue = queue
+                        self.broker = queue.broker
+                        connection.send(header, self.born_ms, self.properties, self.body, self)
+                        return
+            line = producer.lines.get(topic)
+            if line is not None:
+                line.join(self)
+            elif route is not None and route.to_send:
+                self._to(route)
+            else:
+                producer.lines.begin(topic, RouteLine(producer, topic), self)
+        except Exception as error:
+            self.broke(error)
+
+    def broke(self, error: Exception) -> None:
+        """Something that nobody foresaw, before a byte of this attempt was written. It is this
+        send's end and no other's: those that were begun with it go on."""
+        self._end(error)
 
     def routed(self, route: Route) -> None:
         if route.to_send:
@@ -180,6 +269,8 @@ class Sending(msgspec.Struct, eq=False, gc=False):
 
     def _to(self, route: Route) -> None:
         producer = self.producer
+        if producer.is_observing:
+            self.attempt_began = producer.loop.time()
         try:
             queue = self.choose(route)
         except Exception as error:
@@ -200,7 +291,7 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         if connection is not None and connection.is_open:
             self.connected(connection)
             if self.is_plain:
-                producer.open_lane(route, queue)
+                producer.open_lane(route, queue, self.round)
         else:
             line = ConnectionLine(producer, address, queue.broker)
             producer.lines.begin(address, line, self)
@@ -208,12 +299,11 @@ class Sending(msgspec.Struct, eq=False, gc=False):
     def choose(self, route: Route) -> MessageQueue:
         if self.select is not None:
             chosen = self.select(route.to_send)
-            if not isinstance(chosen, MessageQueue):
-                raise UsageError(f"the selector returned {chosen!r}, not one of the queues")
-            return chosen
+            return self.producer.wire_queue(chosen, self.topic, "the selector returned")
         if self.queue is not None and (self.is_async or not self.is_free):
             return self.queue
-        return self.producer.choose(self.topic, route.to_send, self.broker)
+        turns = self.round.turns(self.topic)
+        return self.producer.choose(turns, route.to_send, self.broker)
 
     def not_connected(self, error: Exception) -> None:
         self._failed_once(self.broker, error, sent=False)
@@ -259,6 +349,27 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             )
         )
 
+    def expired(self) -> None:
+        """Its time ran out before its first attempt could begin: that is its end."""
+        why = (
+            f"the {round((self.ends - self.began) * 1e3)} ms that it may take were over before it "
+            f"could begin (no room in the window of {self.producer.send_options.window} sends, or "
+            f"a loop that was busy)"
+        )
+        error = SendFailed(
+            f"message for topic {self.topic!r} not sent: {why}",
+            [],
+            code=None,
+            is_maybe_stored=False,
+        )
+        error.__cause__ = RequestTimeout(why)
+        self.refused(error)
+
+    def refused(self, error: Exception) -> None:
+        """It is never begun; its end is counted all the same."""
+        self.producer.under_way += 1
+        self._end(error)
+
     # ----------------------------------------------------------------------------- what came of it
 
     def answered(self, frame: Frame) -> None:
@@ -267,20 +378,17 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             self._stored(SendStatus.SEND_OK, frame)
             return
         status = STATUSES.get(code)
-        options = self.producer.send_options
         if status is not None:
-            if options.retry_another_broker_when_not_stored and self._may_retry():
-                self._note(f"{self.broker}: {status.value}")
-                self._again()
-            else:
-                self._stored(status, frame)
+            self._stored(status, frame)
             return
+        options = self.producer.send_options
         self.last_code = code
         remark = frame.remark or "no remark"
         refusal = RequestRefused(code, remark, frame.ext)
         if code == _UNAVAILABLE and NOT_KNOWN in remark:
             self.is_maybe_stored = True  # it is in the log, whose flush has failed
-        self.producer.observed(self, is_isolated=False)
+        # It answered, so it can be reached; as in Java any refusal is a failed send all the same.
+        self.producer.observed(self, is_isolated=True, is_reachable=True)
         self._note(f"{self.broker}: {refusal}")
         is_busy = code == ResponseCode.SYSTEM_BUSY
         if is_busy and options.retry_busy and self._may_retry():
@@ -340,7 +448,13 @@ class Sending(msgspec.Struct, eq=False, gc=False):
                 ext.get("duplicate"),
             )
         except (KeyError, ValueError) as error:
-            self._give_up(RequestRefused(frame.code, f"an answer without {error}", ext))
+            self.is_maybe_stored = True  # it says so, and does not say where
+            refusal = RequestRefused(frame.code, f"an answer without {error}", ext)
+            self._note(f"{self.broker}: {refusal}")
+            if self._wants_better(status):
+                self._again()
+            else:
+                self._give_up(refusal)
             return
         self.stored(told, status)
 
@@ -365,6 +479,12 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         )
         if producer.is_observing:
             producer.observed(self, is_isolated=False)
+        if status is not _SEND_OK:
+            self._note(f"{self.broker}: {status.value}")
+            if self._wants_better(status):
+                self.weak = result
+                self._again()
+                return
         producer.ended()
         if producer.on_sent:
             producer.tell(self, result)
@@ -372,6 +492,11 @@ class Sending(msgspec.Struct, eq=False, gc=False):
             self.future.set_result(result)
         except _NOT_WAITED_FOR:
             pass
+
+    def _wants_better(self, status: SendStatus) -> bool:
+        """Whether to try again although it was stored."""
+        is_wanted = self.producer.send_options.retry_another_broker_when_not_stored
+        return status is not _SEND_OK and is_wanted and self._may_retry()
 
     def _give_up(self, cause: Exception) -> None:
         attempts = self.attempts or [str(cause)]
@@ -389,11 +514,15 @@ class Sending(msgspec.Struct, eq=False, gc=False):
         self._end(error)
 
     def _end(self, error: Exception) -> None:
+        weak = self.weak  # if there is one, what failed was the wish for better
         self.producer.ended()
         if self.producer.on_sent:
-            self.producer.tell(self, error)
+            self.producer.tell(self, error if weak is None else weak)
         with suppress(*_NOT_WAITED_FOR):
-            self.future.set_exception(error)
+            if weak is None:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(weak)
 
 
 def prepare(
@@ -412,7 +541,8 @@ def prepare(
     future: Settled | None,
     born_ms: int,
 ) -> Sending:
-    """A send whose time runs from now on; on any thread if it brings its future."""
+    """A send whose time runs from now on, and which is of the thread that calls; on any thread if
+    it brings its future."""
     loop = producer.loop
     began = loop.time()
     is_free = queue is None and select is None
@@ -434,4 +564,5 @@ def prepare(
         born_ms,
         began,
         began + timeout_ms / 1e3,
+        producer.rounds.mine,
     )

@@ -13,7 +13,7 @@ FOR_OTHER_PARTS = {
     "Consumer": {"counts", "flow_waits", "is_running", "owned", "rebalance", "subscriptions"}
     | {"run_to_end", "topics"},
     "Producer": {"begin", "choose", "ended", "finished", "make", "observed", "tell", "template"}
-    | {"open_lane", "port_of", "wire_topic"},
+    | {"finished_oneway", "make_batch", "open_lane", "port_of", "wire_queue", "wire_topic"},
     "PullConsumer": {"lend"},
 }
 """What other modules use of the asyncio clients and users need not know."""

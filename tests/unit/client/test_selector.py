@@ -8,7 +8,10 @@ from random import Random
 
 import pytest
 
+from cometmq.client import sending
+from cometmq.client.routes import Route
 from cometmq.client.selector import RoundRobin, Selector, hash_of, machine_room, random_queue
+from cometmq.client.sending import Lane, Rounds
 from cometmq.errors import UsageError
 from cometmq.message import MessageQueue
 
@@ -46,15 +49,24 @@ def test_a_retry_goes_to_another_broker_if_there_is_one() -> None:
     assert {turns(alone, "a") for _ in range(3)} == set(alone)
 
 
-def test_each_thread_counts_for_itself() -> None:
-    turns = RoundRobin(Drawn(0))
-    assert [turns.next_index(), turns.next_index()] == [1, 2]
+def test_each_thread_and_each_topic_has_its_own_turns() -> None:
+    rounds = Rounds(Drawn(0))
+    assert [rounds.mine.turns(topic).next_index() for topic in "TUT"] == [1, 1, 2]
     seen: list[int] = []
-    other = threading.Thread(target=lambda: seen.append(turns.next_index()))
+    other = threading.Thread(target=lambda: seen.append(rounds.mine.turns("T").next_index()))
     other.start()
     other.join()
     assert seen == [1]
-    assert turns.next_index() == 3
+    assert rounds.mine.turns("T").next_index() == 3
+
+
+def test_a_thread_keeps_a_bounded_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "MAX_KNOWN_TOPICS", 3)
+    mine = Rounds(Drawn(0)).mine
+    for number in range(10):
+        mine.turns(f"topic-{number}")
+        mine.open_lane(Lane(Route(f"topic-{number}", {}, (), ()), [], 0))
+        assert len(mine._turns) <= 3 and len(mine.lanes) <= 3
 
 
 @pytest.mark.parametrize(
