@@ -6,7 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: help setup fast pure demo test spark-large check interop crash sim soak bench bench-growth bench-peers bench-client bench-kinds bench-spark docs lock clean
+.PHONY: help setup fast pure demo databases test spark-large check interop crash sim soak bench bench-growth bench-peers bench-client bench-kinds bench-spark docs lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,7 +35,17 @@ pure: ## remove the compiled path; everything runs on the plain one
 demo: $(STAMP) ## the main job on an embedded server, step by step; ends by itself
 	$(PY) examples/demo.py
 
-test: $(STAMP) ## all tests that need nothing but Python
+# Servers for the tests of outbox and idempotence: installed where that is allowed, never started
+# here. Without them those tests are skipped by name.
+databases:
+	@missing=""; command -v redis-server >/dev/null || missing="redis-server"; \
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { timeout 120 apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+	    timeout 300 apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 \
+	  || echo "can't be installed:$$missing; their tests are skipped"; fi
+
+test: $(STAMP) databases ## all tests that need nothing but Python
 	$(PY) -m pytest -q -m "not interop and not large" $(ARGS)
 
 check: $(STAMP) ## format, lint, types, house rules, unit and property tests

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from cometmq.client import consumer as aio_consumer
 from cometmq.client import producer as aio_producer
@@ -27,6 +27,9 @@ from cometmq.client.transaction import Check, Work
 from cometmq.client.workers import Handler
 from cometmq.errors import UsageError, WindowFull
 from cometmq.message import Message, MessageQueue, SendResult
+
+if TYPE_CHECKING:
+    from cometmq.client.keywords import OfConsumers, OfTracedProducers
 
 SIGNAL_S = 0.5  # how late a signal may be noticed
 
@@ -42,7 +45,11 @@ class Producer:
     """
 
     def __init__(
-        self, group: str = "DEFAULT_PRODUCER", *, on_full: str = "wait", **keywords: Any
+        self,
+        group: str = "DEFAULT_PRODUCER",
+        *,
+        on_full: str = "wait",
+        **keywords: Unpack[OfTracedProducers],
     ) -> None:
         if on_full not in ("wait", "raise"):
             raise UsageError(f"on_full {on_full!r} must be 'wait' or 'raise'")
@@ -255,7 +262,7 @@ class TransactionProducer:
     ...         database.commit()          # raises: rolled back; ends: committed
     """
 
-    def __init__(self, group: str, check: Check, **keywords: Any) -> None:
+    def __init__(self, group: str, check: Check, **keywords: Unpack[OfTracedProducers]) -> None:
         self._inner = aio_transaction.TransactionProducer(group, check, **keywords)
 
     def __repr__(self) -> str:
@@ -307,7 +314,7 @@ class Consumer:
     loop.
     """
 
-    def __init__(self, group: str, **keywords: Any) -> None:
+    def __init__(self, group: str, **keywords: Unpack[OfConsumers]) -> None:
         self._inner = aio_consumer.Consumer(group, **keywords)
         self._inner.is_loop_shared = True
 

@@ -7,7 +7,7 @@ Admin, where each is described.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from cometmq.client import admin as aio_admin
 from cometmq.client.admin_asking import Moment
@@ -26,6 +26,9 @@ from cometmq.client.routes import Route
 from cometmq.client.story import Story
 from cometmq.message import MessageQueue, SendResult
 
+if TYPE_CHECKING:
+    from cometmq.client.keywords import OfAdmins
+
 
 class Admin:
     """Looks at a cluster and changes it.
@@ -34,7 +37,9 @@ class Admin:
     ...     admin.create_topic("orders", queues=8)
     """
 
-    def __init__(self, namesrv: str | Sequence[str] | None = None, **keywords: Any) -> None:
+    def __init__(
+        self, namesrv: str | Sequence[str] | None = None, **keywords: Unpack[OfAdmins]
+    ) -> None:
         self._inner = aio_admin.Admin(namesrv, **keywords)
 
     def __repr__(self) -> str:

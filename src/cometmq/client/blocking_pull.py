@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from cometmq.client import pull_consumer as aio_pull
 from cometmq.client import simple_consumer as aio_simple
@@ -20,6 +20,9 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.simple_consumer import INVISIBLE_S, RECEIVE_COUNT, WAIT_S, PoppedMessage
 from cometmq.message import MessageQueue
 
+if TYPE_CHECKING:
+    from cometmq.client.keywords import OfPullConsumers, OfSimpleConsumers
+
 
 class PullConsumer:
     """Takes messages when you ask for them.
@@ -30,7 +33,7 @@ class PullConsumer:
     ...         print(message.body)
     """
 
-    def __init__(self, group: str, **keywords: Any) -> None:
+    def __init__(self, group: str, **keywords: Unpack[OfPullConsumers]) -> None:
         self._inner = aio_pull.PullConsumer(group, **keywords)
 
     def __repr__(self) -> str:
@@ -185,7 +188,9 @@ class SimpleConsumer:
     ...         consumer.ack(message)
     """
 
-    def __init__(self, group: str, topic: str = "", tags: str = "*", **keywords: Any) -> None:
+    def __init__(
+        self, group: str, topic: str = "", tags: str = "*", **keywords: Unpack[OfSimpleConsumers]
+    ) -> None:
         self._inner = aio_simple.SimpleConsumer(group, topic, tags, **keywords)
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import msgspec
 
@@ -50,6 +50,7 @@ from cometmq.wire.codes import RequestCode
 from cometmq.wire.hashing import java_hash
 
 if TYPE_CHECKING:
+    from cometmq.client.keywords import OfAll
     from cometmq.client.trace import Tracer
 
 log = logging.getLogger("cometmq.client")
@@ -103,7 +104,7 @@ class Consumer:
         close_timeout_s: float = 30.0,
         trace: bool = False,
         trace_topic: str = "RMQ_SYS_TRACE_TOPIC",
-        **options: Any,
+        **options: Unpack[OfAll],
     ) -> None:
         if model not in ("clustering", "broadcasting"):
             raise UsageError(f'model={model!r}: "clustering" or "broadcasting"')

@@ -11,9 +11,9 @@ import base64
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -56,6 +56,7 @@ from cometmq.wire.codes import FLAG_ONEWAY, RequestCode
 from cometmq.wire.frame import Frame, reply_to
 
 if TYPE_CHECKING:
+    from cometmq.client.keywords import OfProducers
     from cometmq.client.trace import Tracer
 
 log = logging.getLogger("cometmq.client")
@@ -82,7 +83,7 @@ class Producer:
         *,
         trace: bool = False,
         trace_topic: str = "RMQ_SYS_TRACE_TOPIC",
-        **keywords: Any,
+        **keywords: Unpack[OfProducers],
     ) -> None:
         outgoing.check_name(group, "producer group", outgoing.MAX_GROUP_CHARS)
         self.send_options, options = split_keywords(SendOptions, keywords)
@@ -663,7 +664,7 @@ def broker_of_handle(handle: str) -> str:
 
 
 def split_keywords(
-    kind: type[SendOptions], keywords: dict[str, Any]
+    kind: type[SendOptions], keywords: Mapping[str, Any]
 ) -> tuple[SendOptions, Options]:
     """Keywords to the two option structs; UsageError names one that nobody knows."""
     own = {field.name for field in msgspec.structs.fields(kind)}

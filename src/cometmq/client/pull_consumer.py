@@ -14,7 +14,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from cometmq.client import assignment
 from cometmq.client.connection import Connection
@@ -32,6 +32,9 @@ from cometmq.message import MessageQueue
 from cometmq.wire import bodies
 from cometmq.wire.codes import RequestCode
 from cometmq.wire.frame import Frame
+
+if TYPE_CHECKING:
+    from cometmq.client.keywords import MoreOfAll
 
 log = logging.getLogger("cometmq.client")
 
@@ -78,7 +81,7 @@ class PullConsumer:
         messages_for_all: int = MESSAGES_FOR_ALL,
         pull_count: int = PULL_COUNT,
         suspend_ms: int = SUSPEND_MS,
-        **options: Any,
+        **options: Unpack[MoreOfAll],
     ) -> None:
         if not isinstance(start, datetime) and start not in ("last", "first"):
             raise UsageError(f"start={start!r} must be 'last', 'first' or a datetime")

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
@@ -32,6 +32,9 @@ from cometmq.wire import bodies
 from cometmq.wire import properties as props
 from cometmq.wire.codes import RequestCode, ResponseCode
 from cometmq.wire.frame import Frame
+
+if TYPE_CHECKING:
+    from cometmq.client.keywords import MoreOfAll
 
 log = logging.getLogger("cometmq.client")
 
@@ -88,7 +91,7 @@ class SimpleConsumer:
         namesrv: str | Sequence[str] | None = None,
         start: str = "first",
         ordered: bool = False,
-        **options: Any,
+        **options: Unpack[MoreOfAll],
     ) -> None:
         if start not in ("first", "last"):
             raise UsageError(f"start={start!r} must be 'first' or 'last'")

@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from cometmq.client.connection import Connection
 from cometmq.client.handling import EXITS, on_thread
@@ -30,6 +30,9 @@ from cometmq.wire import properties as props
 from cometmq.wire.codes import RequestCode, SysFlag
 from cometmq.wire.frame import Frame
 from cometmq.wire.message_id import parse_offset_id
+
+if TYPE_CHECKING:
+    from cometmq.client.keywords import OfTracedProducers
 
 log = logging.getLogger("cometmq.client")
 
@@ -60,7 +63,7 @@ class TransactionProducer:
     by another member of the group; it is a plain function (run on a thread) or an async one.
     """
 
-    def __init__(self, group: str, check: Check, **keywords: Any) -> None:
+    def __init__(self, group: str, check: Check, **keywords: Unpack[OfTracedProducers]) -> None:
         self.producer = Producer(group, **keywords)
         self._check = check
         self._checking = 0
