@@ -39,6 +39,9 @@ GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 
+_RANKS = {"born": 0, "sent": 0, "given": 2, "handled": 3, "failed": 3, "sent back": 4, "moved": 4}
+"""Of one millisecond: a copy is there (1) before somebody gets it, handles it, sends it back."""
+
 GroupState = Literal[
     "acknowledged", "dead", "retrying", "waiting", "filtered", "passed", "not begun", "unknown"
 ]
@@ -133,8 +136,9 @@ def tell(found: Found, now_ms: int) -> Story:
             events.append(_expired(copy))
     if found.end_op is not None:
         events.append(_rolled_back(found.end_op))
-    # Clocks of clients and brokers differ; what is first by its nature stands first.
-    events.sort(key=lambda one: (one.what != "born", one.time_ms, one.source != "trace"))
+    # Clocks of clients and brokers differ, and much happens within a millisecond; what is first by
+    # its nature stands first.
+    events.sort(key=lambda one: (one.what != "born", one.time_ms, _RANKS.get(one.what, 1)))
     groups = tuple(_group(found, facts, now_ms) for facts in found.groups)
     return Story(
         message_id=found.message_id,
