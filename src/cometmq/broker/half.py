@@ -181,9 +181,8 @@ class Half:
         """Store a message, and that the half at `at` is over; `end_offset` is where both end."""
         config = broker.config
         is_due = not is_by_producer
-        if (
-            message is None
-        ):  # only this record tells of it; of a commit, the message itself does too
+        if message is None:
+            # Only this record tells of a rollback; of a commit the message itself does, too.
             return broker.put(op_record(broker, [at], now_ms), now_ms, is_due=True)
         is_batched = config.transaction_op_interval_ms > 0 and is_by_producer
         if broker.is_stopping or not is_batched:

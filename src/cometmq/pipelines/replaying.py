@@ -394,9 +394,8 @@ class _Lake(_Chosen):
         files = live_files(self._kind, self._path)
         if not files:
             return self._spark.createDataFrame([], SCHEMA)
-        if (
-            self._kind == "Delta"
-        ):  # what its rows are partitioned by is in the names of folders only
+        if self._kind == "Delta":
+            # What its rows are partitioned by is in the names of folders only.
             reader = reader.option("basePath", self._path)
         return reader.parquet(*files)
 
