@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +39,8 @@ from cometmq.client.compression import decompress
 from cometmq.client.reading import Filter
 from cometmq.client.received import ReceivedMessage, read_all
 from cometmq.spark.batch import QueueRanges, make_reader
-from cometmq.spark.read import RangeReader
+from cometmq.spark.gather import joined
+from cometmq.spark.read import RangeReader, Round
 from cometmq.spark.schema import schema_of
 from cometmq.spark.source_options import SourceOptions
 from cometmq.wire import properties as props
@@ -100,6 +100,16 @@ def whole_rows(body: bytes, broker: str, end: int, names: list[str]) -> Iterator
             yield tuple(field(message, properties, broker) for field in fields)
 
 
+def bodies(done: Round) -> Iterator[tuple[bytes, int]]:
+    """Of pulls, with the offset that the messages wanted of it are before."""
+    for stretch in done.stretches:
+        for number, end in enumerate(stretch.ends.tolist()):
+            yield joined([(stretch.data, *stretch.places[2 * number : 2 * number + 2])]), end
+    for window in done.windows:
+        for piece in window.bodies:
+            yield joined([piece]), window.end
+
+
 class RowReader(DataSourceReader):
     def __init__(self, options: dict[str, str], schema: StructType, is_lazy: bool) -> None:
         self._raw = options
@@ -114,9 +124,9 @@ class RowReader(DataSourceReader):
         options = SourceOptions.parse(self._raw)
         rows = lazy_rows if self._is_lazy else whole_rows
         for one in partition.ranges:
-            for window in chain.from_iterable(RangeReader(one, options, Filter()).windows()):
-                for body in window.bodies:
-                    yield from rows(body, one.broker, window.end, self._schema.names)
+            for done in RangeReader(one, options, Filter()).rounds():
+                for body, end in bodies(done):
+                    yield from rows(body, one.broker, end, self._schema.names)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Pulls asked for, where their answers and records begin, what their heads say, where properties stand,
-and pieces of them copied out.
+"""Pulls asked for, where their answers and records stand, what the records' heads say, where properties
+are, and pieces of them copied out.
 
 Owns: the walks over many records at once (layout: wire/record.py). One rule: nothing is read past
 the end of a record; what breaks the format is refused as a whole, and the caller's plain way, which
@@ -10,7 +10,6 @@ gives the same results, finds the words for it.
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from cometmq._fast.headers cimport Head, Text, is_word, scan_binary, scan_json
@@ -31,33 +30,15 @@ cdef inline int64_t length_at(const unsigned char *data, int64_t at) noexcept no
     )
 
 
-def record_starts(bytes body):
-    """Native 64-bit begins of all records; ValueError if the body is not made of whole ones."""
-    cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(body)
-    cdef int64_t end = len(body), at = 0, size, count = 0
-    while at < end:
-        size = length_at(data, at) if end - at >= LEAST else 0
-        if size < LEAST or at + size > end:
-            raise ValueError(at)
-        count += 1
-        at += size
-    cdef bytes found = PyBytes_FromStringAndSize(NULL, 8 * count)
-    cdef int64_t *out = <int64_t *>PyBytes_AS_STRING(found)
-    at = 0
-    cdef int64_t number
-    for number in range(count):
-        out[number] = at
-        at += length_at(data, at)
-    return found
-
-
 cdef inline int64_t number_at(const unsigned char *data, int64_t at) noexcept nogil:
     return length_at(data, at) << 32 | length_at(data, at + 4)
 
 
 cdef enum:
     SHORTS = 3
-    LONGS = 9
+    LONGS = 10
+    TOPIC = 6  # these two are begins, and the ends are the next
+    PROPERTIES = 8
 
 
 cdef inline bint read_head(
@@ -80,13 +61,14 @@ cdef inline bint read_head(
     small[0] = <int32_t>length_at(data, at + 12)
     small[stride] = flags
     small[2 * stride] = <int32_t>length_at(data, at + more + 72)
-    large[0] = number_at(data, at + 20)
-    large[stride] = number_at(data, at + 40)
-    large[2 * stride] = number_at(data, place + 56)
+    large[0] = at
+    large[stride] = number_at(data, at + 20)
+    large[2 * stride] = number_at(data, at + 40)
+    large[3 * stride] = number_at(data, place + 56)
     place = at + more + 88
-    large[3 * stride] = place
-    place += length_at(data, place - 4)
     large[4 * stride] = place
+    place += length_at(data, place - 4)
+    large[5 * stride] = place
     if place + 3 > end:
         return False
     size = data[place]
@@ -94,36 +76,16 @@ cdef inline bint read_head(
     if magic == MAGIC_V2:
         size = size << 8 | data[place]
         place += 1
-    large[5 * stride] = place
+    large[TOPIC * stride] = place
     place += size
-    large[6 * stride] = place
+    large[(TOPIC + 1) * stride] = place
     if place + 2 > end:
         return False
     size = <int64_t>data[place] << 8 | data[place + 1]
     place += 2
-    large[7 * stride] = place
-    large[8 * stride] = end
+    large[PROPERTIES * stride] = place
+    large[(PROPERTIES + 1) * stride] = end
     return place + size == end
-
-
-def record_heads(bytes body, bytes begins):
-    """(32-bit numbers, 64-bit numbers) of the records at these begins, field after field.
-
-    All numbers are native. 32 bits: queue_id, sys_flag, reconsume_times. 64 bits: queue_offset,
-    born_ms, store_ms, and the begin and end of body, topic and properties. ValueError(byte) for a
-    record that contradicts itself, or that is none.
-    """
-    cdef const unsigned char *data = <const unsigned char *>PyBytes_AS_STRING(body)
-    cdef const int64_t *starts = <const int64_t *>PyBytes_AS_STRING(begins)
-    cdef int64_t limit = len(body), count = len(begins) // 8, row
-    cdef bytes shorts = PyBytes_FromStringAndSize(NULL, 4 * SHORTS * count)
-    cdef bytes longs = PyBytes_FromStringAndSize(NULL, 8 * LONGS * count)
-    cdef int32_t *small = <int32_t *>PyBytes_AS_STRING(shorts)
-    cdef int64_t *large = <int64_t *>PyBytes_AS_STRING(longs)
-    for row in range(count):
-        if not read_head(data, starts[row], limit, small + row, large + row, count):
-            raise ValueError(starts[row])
-    return shorts, longs
 
 
 cdef struct Names:
@@ -175,90 +137,67 @@ cdef inline bint find_values(
     return True
 
 
-def join_records(list bodies, tuple names):
-    """Bodies joined: (whole, begins of its records as `record_starts` has them, `record_heads`,
-    `property_places` of these names).
+def read_records(
+    const unsigned char[::1] data, const int64_t[::1] begins, const int64_t[::1] ends, tuple names
+):
+    """The records in these pieces of a buffer, piece after piece: (count, room, 64-bit numbers,
+    32-bit numbers, records of each piece, whether all have one topic, places of properties).
 
-    Records are walked right behind the copy of their body, while it is near: once memory has to
-    be fetched for each of them, that takes longer than all the rest. ValueError(byte) if a body is
-    not made of whole records.
+    All numbers are native, field after field, each with room for so many of which `count` are
+    there. 64 bits: where the record begins, queue_offset, born_ms, store_ms, and begin and end of
+    body, topic and properties. 32 bits: queue_id, sys_flag, reconsume_times. Places: for each name
+    the begin and end of its value in turn, -1 where there is none, of two with the same name the
+    last; None if a property string is not made of name 0x01 value 0x02, both at least a byte long,
+    again and again: then somebody else reads it. ValueError(byte) if a piece is not made of whole
+    records, or one contradicts itself.
     """
-    cdef int64_t total = 0, at = 0, stop, size, row = 0, room, field, each
-    cdef bytes body, out
-    cdef Names wanted
-    cdef bint is_plain = True
-    take_names(names, &wanted)
-    for body in bodies:
-        total += len(body)
-    if total > 0x7FFFFFFF:
-        raise ValueError(total)
-    room = total // LEAST
-    each = 8 * (LONGS + 1) + 4 * SHORTS + 8 * wanted.count
-    cdef bytes whole = PyBytes_FromStringAndSize(NULL, total)
-    cdef unsigned char *data = <unsigned char *>PyBytes_AS_STRING(whole)
-    cdef int64_t *large = <int64_t *>malloc(max(1, room * each))
-    if large == NULL:
-        raise MemoryError
-    cdef int64_t *begins = large + LONGS * room
-    cdef int32_t *places = <int32_t *>(begins + room)
-    cdef int32_t *small = places + 2 * wanted.count * room
-    cdef bytes starts, shorts, longs
-    cdef list values = []
-    try:
-        for body in bodies:
-            size = len(body)
-            memcpy(data + at, PyBytes_AS_STRING(body), size)
-            stop = at + size
-            while at < stop:
-                size = length_at(data, at) if stop - at >= LEAST else 0
-                if size < LEAST or at + size > stop:
-                    raise ValueError(at)
-                if not read_head(data, at, stop, small + row, large + row, room):
-                    raise ValueError(at)
-                if wanted.count and is_plain:
-                    is_plain = find_values(
-                        <const char *>data, large[7 * room + row], large[8 * room + row], &wanted,
-                        places + 2 * row, 2 * room,
-                    )
-                begins[row] = at
-                row += 1
-                at += size
-        starts = PyBytes_FromStringAndSize(<char *>begins, 8 * row)
-        shorts = PyBytes_FromStringAndSize(NULL, 4 * SHORTS * row)
-        longs = PyBytes_FromStringAndSize(NULL, 8 * LONGS * row)
-        for field in range(SHORTS):
-            memcpy(PyBytes_AS_STRING(shorts) + 4 * field * row, small + field * room, 4 * row)
-        for field in range(LONGS):
-            memcpy(PyBytes_AS_STRING(longs) + 8 * field * row, large + field * room, 8 * row)
-        for field in range(wanted.count):
-            values.append(PyBytes_FromStringAndSize(<char *>(places + 2 * field * room), 8 * row))
-    finally:
-        free(large)
-    return whole, starts, (shorts, longs), values if is_plain else None
-
-
-def property_places(bytes body, bytes begin_bytes, bytes end_bytes, tuple names):
-    """For each of the names the native 32-bit begin and end of its value in every property string.
-
-    -1 where there is none; of two with the same name the last counts. None if a string is not made
-    of name 0x01 value 0x02, both at least a byte long, again and again: then somebody else reads it.
-    """
-    cdef const char *data = PyBytes_AS_STRING(body)
-    cdef const int64_t *begins = <const int64_t *>PyBytes_AS_STRING(begin_bytes)
-    cdef const int64_t *ends = <const int64_t *>PyBytes_AS_STRING(end_bytes)
-    cdef int64_t limit = len(body), count = len(begin_bytes) // 8, row
+    cdef int64_t pieces = begins.shape[0], piece, at, stop, size, row = 0, room = 0, before
+    cdef int64_t topic = 0, topic_size = 0
+    cdef bint is_plain = True, has_one_topic = True
     cdef Names wanted
     take_names(names, &wanted)
-    if len(end_bytes) != len(begin_bytes):
-        raise ValueError("as many ends as begins")
-    cdef bytes found = PyBytes_FromStringAndSize(NULL, 8 * count * wanted.count)
-    cdef int32_t *out = <int32_t *>PyBytes_AS_STRING(found)
-    for row in range(count):
-        if begins[row] < 0 or ends[row] > limit or begins[row] > ends[row]:
-            raise ValueError(begins[row])
-        if not find_values(data, begins[row], ends[row], &wanted, out + 2 * row, 2 * count):
-            return None
-    return [found[8 * count * kind : 8 * count * (kind + 1)] for kind in range(wanted.count)]
+    if ends.shape[0] != pieces or data.shape[0] > 0x7FFFFFFF:
+        raise ValueError("as many ends as begins, in less than 2 GiB")
+    for piece in range(pieces):
+        if begins[piece] < 0 or begins[piece] > ends[piece] or ends[piece] > data.shape[0]:
+            raise ValueError(begins[piece])
+        room += (ends[piece] - begins[piece]) // LEAST
+    cdef bytes longs = PyBytes_FromStringAndSize(NULL, 8 * LONGS * room)
+    cdef bytes shorts = PyBytes_FromStringAndSize(NULL, 4 * SHORTS * room)
+    cdef bytes counts = PyBytes_FromStringAndSize(NULL, 8 * pieces)
+    cdef bytes values = PyBytes_FromStringAndSize(NULL, 8 * wanted.count * room)
+    cdef int64_t *large = <int64_t *>PyBytes_AS_STRING(longs)
+    cdef int32_t *small = <int32_t *>PyBytes_AS_STRING(shorts)
+    cdef int64_t *counted = <int64_t *>PyBytes_AS_STRING(counts)
+    cdef int32_t *places = <int32_t *>PyBytes_AS_STRING(values)
+    cdef const unsigned char *raw = &data[0] if room else NULL
+    for piece in range(pieces):
+        at = begins[piece]
+        stop = ends[piece]
+        before = row
+        while at < stop:
+            size = length_at(raw, at) if stop - at >= LEAST else 0
+            if size < LEAST or at + size > stop:
+                raise ValueError(at)
+            if not read_head(raw, at, stop, small + row, large + row, room):
+                raise ValueError(at)
+            if row == 0:
+                topic = large[TOPIC * room]
+                topic_size = large[(TOPIC + 1) * room] - topic
+            elif has_one_topic:
+                has_one_topic = (
+                    large[(TOPIC + 1) * room + row] - large[TOPIC * room + row] == topic_size
+                    and memcmp(raw + large[TOPIC * room + row], raw + topic, topic_size) == 0
+                )
+            if wanted.count and is_plain:
+                is_plain = find_values(
+                    <const char *>raw, large[PROPERTIES * room + row],
+                    large[(PROPERTIES + 1) * room + row], &wanted, places + 2 * row, 2 * room,
+                )
+            row += 1
+            at += size
+        counted[piece] = row - before
+    return row, room, longs, shorts, counts, has_one_topic, values if is_plain else None
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -329,20 +268,32 @@ def pull_requests(tuple pieces, list pulls):
     return bytes(out[:at])
 
 
-def pull_answers(bytes data, Py_ssize_t limit_bytes):
-    """([(id of the request, next offset, lowest, highest, body, None), ...], where they end).
+def take_answers(
+    object source, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit_bytes, int64_t first,
+    const int64_t[::1] planned, int64_t[::1] places,
+):
+    """The answers of success in a buffer: (how many came as planned, the others, where they end).
 
-    As far as they are whole answers of success; another frame, or one that nobody understands, is
-    where it ends.
+    As planned: to request `first` + n, not answered before, with planned[n] as the next offset; begin
+    and end of its body go to places[2 * n], which is -1 before. The others: [(id of the request,
+    next offset, lowest, highest, (buffer, begin, end of the body), None), ...]. It ends at a frame
+    that is not whole, is no such answer, or that nobody understands.
     """
-    cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef const unsigned char[::1] view = source
+    cdef const uint8_t *begin
     cdef const uint8_t *split
     cdef const uint8_t *behind
-    cdef Py_ssize_t end = len(data), at = 0, length, head_size
+    cdef Py_ssize_t length, head_size
     cdef int64_t offsets[3]
+    cdef int64_t count = planned.shape[0], number, noted = 0
     cdef Head head
     cdef bint is_read
     cdef list found = []
+    if not 0 <= at <= end <= view.shape[0] or places.shape[0] < 2 * count:
+        raise ValueError("outside of the buffer, or too few places")
+    if at == end:
+        return 0, found, at
+    begin = &view[0]
     while end - at >= 8:
         length = <int32_t>get32(begin + at)
         if not (4 <= length <= limit_bytes - 4) or end - at < 4 + length:
@@ -360,21 +311,28 @@ def pull_answers(bytes data, Py_ssize_t limit_bytes):
             is_read = False
         if not is_read or head.code != 0 or not head.flag & 1 or not offsets_in(&head, offsets):
             break
-        found.append((
-            head.opaque, offsets[0], offsets[1], offsets[2],
-            PyBytes_FromStringAndSize(<const char *>split, behind - split), None,
-        ))
+        number = head.opaque - first
+        if (
+            0 <= number < count
+            and places[2 * number] < 0
+            and offsets[0] == planned[number]
+        ):
+            places[2 * number] = split - begin
+            places[2 * number + 1] = behind - begin
+            noted += 1
+        else:
+            piece = (source, split - begin, behind - begin)
+            found.append((head.opaque, offsets[0], offsets[1], offsets[2], piece, None))
         at += 4 + length
-    return found, at
+    return noted, found, at
 
 
 # ------------------------------------------------------------------------------------------- pieces
 
 
-def cut(bytes body, const int64_t[::1] begins, const int64_t[::1] ends):
+def cut(const unsigned char[::1] body, const int64_t[::1] begins, const int64_t[::1] ends):
     """The pieces [begin, end) as an Arrow array has them: native 32-bit offsets, and values."""
-    cdef const char *data = PyBytes_AS_STRING(body)
-    cdef int64_t limit = len(body), count = begins.shape[0], row, total = 0, size
+    cdef int64_t limit = body.shape[0], count = begins.shape[0], row, total = 0, size
     if ends.shape[0] != count:
         raise ValueError("as many ends as begins")
     for row in range(count):
@@ -387,6 +345,7 @@ def cut(bytes body, const int64_t[::1] begins, const int64_t[::1] ends):
     cdef bytes values = PyBytes_FromStringAndSize(NULL, total)
     cdef int32_t *bounds = <int32_t *>PyBytes_AS_STRING(offsets)
     cdef char *out = PyBytes_AS_STRING(values)
+    cdef const unsigned char *data = &body[0] if limit else NULL
     total = 0
     for row in range(count):
         bounds[row] = <int32_t>total
@@ -397,12 +356,10 @@ def cut(bytes body, const int64_t[::1] begins, const int64_t[::1] ends):
     return offsets, values
 
 
-def cut_places(bytes body, bytes places):
-    """The pieces between native 32-bit begins and ends in turn: (how many are missing, a bit each
-    that says whether it is there, offsets, values). -1: there is none."""
-    cdef const char *data = PyBytes_AS_STRING(body)
-    cdef const int32_t *bounds = <const int32_t *>PyBytes_AS_STRING(places)
-    cdef int64_t limit = len(body), count = len(places) // 8, row, total = 0, size, missing = 0
+def cut_places(const unsigned char[::1] body, const int32_t[::1] bounds):
+    """The pieces between 32-bit begins and ends in turn: (how many are missing, a bit each that
+    says whether it is there, offsets, values). -1: there is none."""
+    cdef int64_t limit = body.shape[0], count = bounds.shape[0] // 2, row, total = 0, size, missing = 0
     for row in range(count):
         if bounds[2 * row] < 0:
             missing += 1
@@ -418,6 +375,7 @@ def cut_places(bytes body, bytes places):
     cdef uint8_t *bits = <uint8_t *>PyBytes_AS_STRING(is_there)
     cdef int32_t *into = <int32_t *>PyBytes_AS_STRING(offsets)
     cdef char *out = PyBytes_AS_STRING(values)
+    cdef const unsigned char *data = &body[0] if limit else NULL
     memset(bits, 0, (count + 7) // 8)
     total = 0
     for row in range(count):
@@ -429,35 +387,3 @@ def cut_places(bytes body, bytes places):
             bits[row >> 3] |= 1 << (row & 7)
     into[count] = <int32_t>total
     return missing, is_there, offsets, values
-
-
-def are_same(bytes body, const int64_t[::1] begins, const int64_t[::1] ends):
-    """Whether all the pieces are equal."""
-    cdef const char *data = PyBytes_AS_STRING(body)
-    cdef int64_t limit = len(body), count = begins.shape[0], row, size
-    if ends.shape[0] != count:
-        raise ValueError("as many ends as begins")
-    for row in range(count):
-        if begins[row] < 0 or begins[row] > ends[row] or ends[row] > limit:
-            raise ValueError(begins[row])
-        size = ends[row] - begins[row]
-        if size != ends[0] - begins[0] or memcmp(data + begins[row], data + begins[0], size) != 0:
-            return False
-    return True
-
-
-def are_below(
-    const int64_t[::1] values, const int64_t[::1] places, const int64_t[::1] bounds,
-    const int64_t[::1] limits,
-):
-    """Whether every value is below the limit of the part that its place is in; part n is from
-    bounds[n] to bounds[n + 1], and places are in order."""
-    cdef int64_t count = values.shape[0], parts = limits.shape[0], row, part = 0
-    if places.shape[0] != count or bounds.shape[0] != parts + 1:
-        raise ValueError("as many places as values, and a bound more than limits")
-    for row in range(count):
-        while part < parts and places[row] >= bounds[part + 1]:
-            part += 1
-        if part == parts or values[row] >= limits[part]:
-            return False
-    return True

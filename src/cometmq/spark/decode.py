@@ -5,8 +5,9 @@ found by one walk, and every column is gathered at once by numpy and Arrow. What
 (hosts of IPv6 with a broker's id, compressed bodies, text that is not UTF-8, properties that break
 the format) is done one by one, for the messages it concerns or for their batch.
 
-Layout of a record: wire/record.py. All offsets here are into one contiguous body, which may be many
-pulls joined; it is below 2 GiB, the reach of Arrow's 32-bit offsets.
+Layout of a record: wire/record.py. All offsets here are into one buffer, in which the bodies of
+many pulls stand with anything between them, as they came from the socket; it is below 2 GiB, the
+reach of Arrow's 32-bit offsets. The plain way, without the compiled walk, joins them first.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ from cometmq.spark import properties_columns as props
 from cometmq.spark.gather import (
     COMPILED,
     LEAST_RECORD,
+    Data,
+    Ints,
+    Mask,
+    ShortInts,
     big_endian,
     cut,
     flags,
     hexed,
+    joined,
     numbers,
     record_starts,
     slices,
@@ -65,70 +71,61 @@ _HEAD = np.dtype(
 )
 assert _HEAD.itemsize == 88
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+_FIELDS = (
+    *("starts", "queue_id", "queue_offset", "sys_flag", "born_ms", "store_ms", "reconsume_times"),
+    *("body_begin", "body_end", "topic_begin", "topic_end", "properties_begin", "properties_end"),
+)
 
 
 class Records:
-    """The records of some bodies, which are contiguous from now on: where each begins, and its
+    """The records in some pieces of a buffer, piece after piece: where each begins, and its
     header's fields."""
 
-    def __init__(self, *bodies: bytes, names: Sequence[bytes] = ()) -> None:
-        """`names`: of properties that will be asked for, which are found in passing."""
-        size = sum(map(len, bodies))
-        if size > MAX_BODY_BYTES:
-            raise RecordCorrupt(f"{size} bytes of messages at once; at most {MAX_BODY_BYTES}")
-        heads: tuple[bytes, bytes] | None = None
-        places: list[bytes] | None = None
+    def __init__(
+        self,
+        data: Data,
+        begins: Ints | None = None,
+        ends: Ints | None = None,
+        *,
+        names: Sequence[bytes] = (),
+    ) -> None:
+        """All of the buffer if no pieces are named. `names`: of properties that will be asked for,
+        which are found in passing."""
+        if len(data) > MAX_BODY_BYTES:
+            raise RecordCorrupt(f"{len(data)} bytes of messages at once; at most {MAX_BODY_BYTES}")
+        if begins is None or ends is None:
+            begins, ends = np.array([0], np.int64), np.array([len(data)], np.int64)
+        self._names = tuple(names)
+        self._places: dict[bytes, ShortInts] = {}
         if COMPILED is not None:
             with suppress(ValueError):  # the plain way says what is wrong
-                found = COMPILED.join_records(list(bodies), tuple(names))
-                self.body, starts, heads, places = found
-        if heads is None:
-            self.body = b"".join(bodies)
-            starts = _starts(self.body)
-        self.starts: Ints = np.frombuffer(starts, np.int64)
-        self._bytes = np.frombuffer(self.body, np.uint8)
-        self._buffer = pa.py_buffer(self.body)
-        self._places = {} if places is None else dict(zip(names, places, strict=True))
-        if heads is None:
-            self._read_heads_plainly()
-        else:
-            self._take_heads(*heads)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def are_before(self, ends: Ints, bounds: Ints) -> bool:
-        """Whether all offsets are before the end that holds for their part of the body."""
-        if COMPILED is not None:
-            found: bool = COMPILED.are_below(self.queue_offset, self.starts, bounds, ends)
-            return found
-        return bool((self.queue_offset < ends[parts_of(self.starts, bounds)]).all())
-
-    def keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        """Only those from now on."""
-        self.starts = self.starts[mask]
-        self._places = {}
-        self._read_heads()
-
-    def _read_heads(self) -> None:
-        if COMPILED is not None:
-            try:
-                found = COMPILED.record_heads(self.body, self.starts.tobytes())
-            except ValueError:
-                pass  # the plain way says what is wrong
-            else:
-                self._take_heads(*found)
+                found = COMPILED.read_records(data, begins, ends, self._names)
+                self.data = data
+                self._take(*found)
                 return
+        self.data = joined([(data, *piece) for piece in zip(begins, ends, strict=True)])
+        bounds = np.concatenate([[0], np.cumsum(ends - begins)])
+        self.starts: Ints = np.frombuffer(_starts(self.data), np.int64)
+        edges = np.searchsorted(self.starts, bounds)
+        if not np.isin(bounds, [*self.starts[edges[edges < len(self)]], len(self.data)]).all():
+            raise RecordCorrupt(f"one of {len(begins)} bodies of pulls breaks off within a record")
+        self.counts: Ints = np.diff(edges).astype(np.int64)
+        self._has_one_topic: bool | None = None
         self._read_heads_plainly()
 
-    def _take_heads(self, small: bytes, large: bytes) -> None:
-        shape = (-1, len(self.starts)) if len(self.starts) else (3, 0)
-        self.queue_id, self.sys_flag, self.reconsume_times = np.frombuffer(small, np.int32).reshape(
-            shape
-        )
-        shape = (-1, len(self.starts)) if len(self.starts) else (9, 0)
+    def _take(
+        self,
+        count: int,
+        room: int,
+        longs: bytes,
+        shorts: bytes,
+        counts: bytes,
+        has_one_topic: bool,
+        places: bytes | None,
+    ) -> None:
+        """What the compiled walk found."""
         (
+            self.starts,
             self.queue_offset,
             self.born_ms,
             self.store_ms,
@@ -138,12 +135,39 @@ class Records:
             self.topic_end,
             self.properties_begin,
             self.properties_end,
-        ) = np.frombuffer(large, np.int64).reshape(shape)
+        ) = np.frombuffer(longs, np.int64).reshape(10, room)[:, :count]
+        self.queue_id, self.sys_flag, self.reconsume_times = np.frombuffer(
+            shorts, np.int32
+        ).reshape(3, room)[:, :count]
+        self.counts = np.frombuffer(counts, np.int64)
+        self._has_one_topic = has_one_topic
+        if places is not None:
+            found = np.frombuffer(places, np.int32).reshape(len(self._names), 2 * room)
+            self._places = dict(zip(self._names, found[:, : 2 * count], strict=True))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def parts(self) -> Ints:
+        """In which piece of the buffer each record is."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def keep(self, mask: Mask) -> None:
+        """Only those from now on."""
+        self.counts = np.bincount(self.parts[mask], minlength=len(self.counts)).astype(np.int64)
+        for name in _FIELDS:
+            setattr(self, name, getattr(self, name)[mask])
+        self._places = {
+            name: np.ascontiguousarray(found.reshape(-1, 2)[mask]).reshape(-1)
+            for name, found in self._places.items()
+        }
 
     def _read_heads_plainly(self) -> None:
         """The same with numpy, for who has no compiled path."""
         starts, count = self.starts, len(self.starts)
-        packed = slices(self._buffer, starts, starts + 88, pa.binary())
+        data = np.frombuffer(self.data, np.uint8)
+        packed = slices(pa.py_buffer(self.data), starts, starts + 88, pa.binary())
         heads: Any = np.frombuffer(packed.buffers()[2] or b"", _HEAD, count)
         self.sys_flag = heads["sys_flag"].astype(np.int32)
         magic = heads["magic"]
@@ -163,9 +187,9 @@ class Records:
         self.queue_offset = heads["queue_offset"].astype(np.int64)
         self.born_ms = heads["born_ms"].astype(np.int64)
         if is_odd:
-            self.store_ms = big_endian(self._bytes, after_born + 56, ">i8").astype(np.int64)
-            times = big_endian(self._bytes, after_store + 72, ">i4")
-            sizes = big_endian(self._bytes, after_store + 84, ">u4").astype(np.int64)
+            self.store_ms = big_endian(data, after_born + 56, ">i8").astype(np.int64)
+            times = big_endian(data, after_store + 72, ">i4")
+            sizes = big_endian(data, after_store + 84, ">u4").astype(np.int64)
         else:
             self.store_ms = heads["store_ms"].astype(np.int64)
             times = heads["reconsume_times"]
@@ -175,10 +199,10 @@ class Records:
         self.body_end = self.body_begin + sizes
         if count and bool((self.body_end + 3 > ends).any()):
             raise self._contradiction(self.body_end + 3 > ends)
-        length = self._bytes[self.body_end].astype(np.int64)
+        length = data[self.body_end].astype(np.int64)
         self.topic_begin = self.body_end + 1
         if is_odd:
-            wide = big_endian(self._bytes, self.body_end, ">u2").astype(np.int64)
+            wide = big_endian(data, self.body_end, ">u2").astype(np.int64)
             length = np.where(is_v2, wide, length)
             self.topic_begin = np.where(is_v2, self.body_end + 2, self.topic_begin)
         self.topic_end = self.topic_begin + length
@@ -186,7 +210,7 @@ class Records:
             raise self._contradiction(self.topic_end + 2 > ends)
         self.properties_begin = self.topic_end + 2
         self.properties_end = ends
-        written = big_endian(self._bytes, self.topic_end, ">u2").astype(np.int64)
+        written = big_endian(data, self.topic_end, ">u2").astype(np.int64)
         if count and bool((self.properties_begin + written != ends).any()):
             raise self._contradiction(self.properties_begin + written != ends)
 
@@ -199,21 +223,17 @@ class Records:
     def _topics(self) -> pa.Array:
         if not len(self):
             return pa.array([], pa.string())
-        first = self.body[int(self.topic_begin[0]) : int(self.topic_end[0])]
-        if COMPILED is not None:
-            is_same: bool = COMPILED.are_same(self.body, self.topic_begin, self.topic_end)
-        else:
-            topics = slices(self._buffer, self.topic_begin, self.topic_end, pa.binary())
-            is_same_length = bool((self.topic_end - self.topic_begin == len(first)).all())
-            whole = pa.py_buffer(first * len(self))
-            is_same = is_same_length and topics.buffers()[2].equals(whole)
-        if is_same:
+        first = bytes(self.data[int(self.topic_begin[0]) : int(self.topic_end[0])])
+        if self._has_one_topic is None:
+            found = slices(pa.py_buffer(self.data), self.topic_begin, self.topic_end, pa.binary())
+            self._has_one_topic = bool(pc.all(pc.equal(found, pa.scalar(first))).as_py())
+        if self._has_one_topic:
             return pa.repeat(pa.scalar(first.decode("utf-8", "replace")), len(self))
-        return text_column(cut(self.body, self.topic_begin, self.topic_end, pa.binary()))
+        return text_column(cut(self.data, self.topic_begin, self.topic_end, pa.binary()))
 
     def bodies(self) -> pa.Array:
         """Bodies as their senders had them."""
-        found = cut(self.body, self.body_begin, self.body_end, pa.binary())
+        found = cut(self.data, self.body_begin, self.body_end, pa.binary())
         packed = np.flatnonzero(self.sys_flag & _COMPRESSED)
         if not len(packed):
             return found
@@ -226,19 +246,12 @@ class Records:
 
     def properties(self, names: Sequence[bytes] = ()) -> props.Properties | props.Places:
         """To be asked for the columns of these names; or for any, and for the whole."""
-        begins, ends = self.properties_begin, self.properties_end
         if names and self._places.keys() >= set(names):
-            return props.Places(self.body, self._places)
-        if names and COMPILED is not None:
-            found = COMPILED.property_places(
-                self.body, begins.tobytes(), ends.tobytes(), tuple(names)
-            )
-            if found is not None:
-                return props.Places(self.body, dict(zip(names, found, strict=True)))
+            return props.Places(self.data, self._places)
         return props.Properties(self._property_texts())
 
     def _property_texts(self) -> pa.Array:
-        return cut(self.body, self.properties_begin, self.properties_end, pa.binary())
+        return cut(self.data, self.properties_begin, self.properties_end, pa.binary())
 
     def _offset_ids(self) -> pa.Array:
         """The broker's own ids: its host and the place in its log, in hexadecimal."""
@@ -246,16 +259,17 @@ class Records:
         is_long = self.sys_flag & _STORE_V6 != 0
         after_born = self.starts + np.where(self.sys_flag & _BORN_V6, 12, 0)
         if not is_long.any():
+            data = np.frombuffer(self.data, np.uint8)
             host_at = after_born + 64
             raw = np.empty((count, 16), np.uint8)
-            raw[:, :8] = self._bytes[host_at[:, None] + np.arange(8)]
-            raw[:, 8:] = self._bytes[self.starts[:, None] + np.arange(28, 36)]
+            raw[:, :8] = data[host_at[:, None] + np.arange(8)]
+            raw[:, 8:] = data[self.starts[:, None] + np.arange(28, 36)]
             return hexed(raw)
         ids = []
         for row, start in enumerate(self.starts.tolist()):
             at = int(after_born[row]) + 64
-            host = self.body[at : at + (20 if is_long[row] else 8)]
-            ids.append((host + self.body[start + 28 : start + 36]).hex().upper())
+            host = bytes(self.data[at : at + (20 if is_long[row] else 8)])
+            ids.append((host + bytes(self.data[start + 28 : start + 36])).hex().upper())
         return pa.array(ids, pa.string())
 
     def columns(self, names: Sequence[str], broker: pa.Array) -> list[pa.Array]:
@@ -290,11 +304,6 @@ def _starts(body: bytes) -> bytes:
         ) from None
 
 
-def parts_of(starts: Ints, bounds: Ints) -> Ints:
-    """In which part of the body each record is; part n begins at bounds[n]."""
-    return np.searchsorted(bounds, starts, "right") - 1
-
-
 def properties_for(columns: Sequence[str]) -> tuple[bytes, ...]:
     """Names of the properties that these columns are made of."""
     return tuple(_PROPERTY_OF[name] for name in columns if name in _PROPERTY_OF)
@@ -312,7 +321,7 @@ def _times(ms: Ints) -> pa.Array:
     return numbers(micros, pa.timestamp("us", tz="UTC"))
 
 
-def wanted_rows(records: Records, wanted: Filter) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+def wanted_rows(records: Records, wanted: Filter) -> Mask | None:
     """Brokers compare hashes of tags; this looks at the tags themselves. None: all are wanted."""
     if not wanted.tags or not len(records):
         return None
@@ -322,5 +331,5 @@ def wanted_rows(records: Records, wanted: Filter) -> np.ndarray[Any, np.dtype[np
     for tag in wanted.tags:
         if tag.endswith("*"):
             mask = pc.or_(mask, pc.fill_null(pc.starts_with(tags, tag[:-1]), False))
-    found: np.ndarray[Any, np.dtype[np.bool_]] = mask.to_numpy(zero_copy_only=False)
+    found: Mask = mask.to_numpy(zero_copy_only=False)
     return None if found.all() else found

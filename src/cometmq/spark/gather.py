@@ -6,6 +6,7 @@ rule: nothing here knows what the bytes mean, but for the length word that begin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -22,8 +23,23 @@ except ImportError:  # installed without a C compiler
 LEAST_RECORD = 91
 _MAGICS = (0xA7, 0xAB)
 
+Data = bytes | np.ndarray[Any, np.dtype[np.uint8]]
+"""A buffer."""
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+ShortInts = np.ndarray[Any, np.dtype[np.int32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Piece = tuple[Data, int, int]
+"""Some of a buffer: from a byte to another."""
 
-def cut(body: bytes, begins: Any, ends: Any, kind: pa.DataType) -> pa.Array:
+
+def joined(pieces: Iterable[Piece]) -> bytes:
+    """The pieces, one behind the other."""
+    return b"".join(
+        (data if isinstance(data, bytes) else data.data)[begin:end] for data, begin, end in pieces
+    )
+
+
+def cut(body: Data, begins: Any, ends: Any, kind: pa.DataType) -> pa.Array:
     """The pieces [begin, end) of a body; compiled if we are, else as `slices` does it."""
     if COMPILED is None:
         return slices(pa.py_buffer(body), begins, ends, kind)
@@ -113,15 +129,7 @@ def text_column(raw: pa.Array) -> pa.Array:
 
 
 def record_starts(body: bytes) -> bytes:
-    """Where the records of a body begin, as 64-bit numbers; ValueError(byte) where it breaks."""
-    if COMPILED is None:
-        return plain_record_starts(body)
-    found: bytes = COMPILED.record_starts(body)
-    return found
-
-
-def plain_record_starts(body: bytes) -> bytes:
-    """The same without the compiled walk (_fast/walk.pyx).
+    """Where the records of a body begin, as 64-bit numbers; ValueError(byte) where it breaks.
 
     First by looking for the magic numbers everywhere, which needs no loop; if bodies contain some,
     the chain of lengths does not close and it is walked.

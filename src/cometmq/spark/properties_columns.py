@@ -15,26 +15,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cometmq.spark.gather import COMPILED, nullable, numbers, slices, text_column
+from cometmq.spark.gather import (
+    COMPILED,
+    Data,
+    ShortInts,
+    nullable,
+    numbers,
+    slices,
+    text_column,
+)
 from cometmq.wire import properties as wire
 
 _MAP = pa.map_(pa.string(), pa.string())
 
 
 class Places:
-    """Some properties of a batch, found by the compiled walk (_fast/walk.pyx) in the pull's body:
+    """Some properties of a batch, found by the compiled walk (_fast/walk.pyx) in their buffer:
     of each name begin and end in turn, -1 where a message has none."""
 
-    def __init__(self, body: bytes, places: dict[bytes, bytes]) -> None:
-        self._body = body
+    def __init__(self, data: Data, places: dict[bytes, ShortInts]) -> None:
+        self._data = data
         self._places = places
 
     def column(self, name: bytes) -> pa.Array:
         """One property of every message; null where it is not."""
         assert COMPILED is not None  # who else found the places?
         places = self._places[name]
-        count = len(places) // 8
-        missing, is_there, offsets, values = COMPILED.cut_places(self._body, places)
+        count = len(places) // 2
+        missing, is_there, offsets, values = COMPILED.cut_places(self._data, places)
         if missing == count:
             return pa.nulls(count, pa.string())
         buffers = [pa.py_buffer(one) for one in (is_there, offsets, values)]

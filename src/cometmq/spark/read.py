@@ -9,10 +9,12 @@ A range is cut into windows, one pull each, asked for a round at a time:
     range   |--window--|--window--|--window--| ... |------- probe -------|
     pull     offset ->    offset ->   ...            asks for more than the others
 
-A broker may give less than a window (it has limits of its own); the rest is asked for again, and
-windows become smaller. The last of a round asks for more, and if it gets more, they become larger.
-With a filter nobody knows how far a pull gets; windows are long then, and each is asked for until
-it is done. The next round is on its way while this one is decoded.
+All windows of a round but its last are equal, and a stretch of them is asked for and answered as a
+whole (client.py). A broker may give less than a window (it has limits of its own): then each window
+is looked at by itself, the rest is asked for again, and windows become smaller. The last of a round
+asks for more, and if it gets more, they become larger. With a filter nobody knows how far a pull
+gets; windows are long then, and each is asked for until it is done. The next round is on its way
+while this one is decoded.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +37,10 @@ from cometmq.errors import (
     RequestTimeout,
 )
 from cometmq.message import MessageQueue
-from cometmq.spark.client import Answer, Link, PullRequest, links
+from cometmq.spark.client import Answer, Link, PullRequest, Stretch, links
 from cometmq.spark.cluster import Cluster
-from cometmq.spark.decode import Records, parts_of, properties_for, wanted_rows
-from cometmq.spark.gather import numbers, record_starts
+from cometmq.spark.decode import Records, properties_for, wanted_rows
+from cometmq.spark.gather import Data, Ints, Piece, joined, numbers
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
 from cometmq.spark.worker import get_ready
@@ -49,7 +50,7 @@ from cometmq.wire.frame import Frame
 log = logging.getLogger("cometmq.spark")
 
 BATCH_ROWS = 8192  # a RecordBatch: 1 k and 32 k were slower
-BATCH_BYTES = 32 * 1024 * 1024
+BATCH_BYTES = 2 * 1024 * 1024  # of records; much larger ones leave the processor's caches
 ROUND_BYTES = 8 * 1024 * 1024
 FILTER_WINDOW = 4096  # offsets; a broker looks at 800 or so for one pull
 FILTER_PULLS = 8
@@ -75,8 +76,48 @@ class Window:
         self.cursor = cursor
         self.end = end
         self.is_probe = is_probe
-        self.bodies: list[bytes] = []
+        self.bodies: list[Piece] = []
         self.rows = 0
+        """So many at least; with a filter nobody has counted."""
+
+
+class Round:
+    """What is asked for at once: stretches, and behind them single windows."""
+
+    __slots__ = ("stretches", "windows")
+
+    def __init__(self, stretches: list[Stretch], windows: list[Window]) -> None:
+        self.stretches = stretches
+        self.windows = windows
+
+    @property
+    def end(self) -> int:
+        return self.windows[-1].end if self.windows else self.stretches[-1].end
+
+    def is_empty(self) -> bool:
+        return not self.stretches and not self.windows
+
+    def waits(self) -> bool:
+        """Whether a stretch lacks answers."""
+        return bool(self.stretches) and self.stretches[-1].left > 0
+
+    def divide(self) -> dict[int, Window]:
+        """The stretch that lacks answers, window by window; those that lack theirs, by the ids of
+        their requests."""
+        stretch = self.stretches.pop()
+        windows, open_ones = [], {}
+        for number in range(stretch.count):
+            window = Window(stretch.begin + number * stretch.step, int(stretch.ends[number]))
+            begin, end = stretch.places[2 * number : 2 * number + 2].tolist()
+            if begin >= 0:
+                assert stretch.data is not None
+                window.bodies.append((stretch.data, begin, end))
+                window.rows, window.cursor = stretch.step, window.end
+            else:
+                open_ones[stretch.first + number] = window
+            windows.append(window)
+        self.windows[:0] = windows
+        return open_ones
 
 
 class RangeReader:
@@ -93,26 +134,31 @@ class RangeReader:
         self._step = options.pull_count
         self._is_learnt = False
         self._pull_bytes = 0
+        self._round = Round([], [])
+        """That which is under way."""
         self._asked: dict[int, Window] = {}
         self._trouble: CometError | None = None
         self._trouble_since: float | None = None
         self._wait_s = WAIT_S
 
-    def windows(self) -> Iterator[list[Window]]:
-        """All of them, answered, in the order of their offsets, some at a time. What a body has
-        behind the end of its window is the next window's."""
-        at = self._range.begin
+    def rounds(self) -> Iterator[Round]:
+        """All of them, answered, in the order of their offsets. What a body has behind the end of
+        its window is the next window's."""
         try:
-            windows, at = self._plan(at)
-            self._ask(windows)
-            while windows:
-                self._settle(windows)
-                done = windows
-                windows, at = self._plan(max(at, done[-1].end))
-                self._ask(windows)
+            at = self._begin(self._range.begin)
+            while not self._round.is_empty():
+                self._settle()
+                done = self._round
+                at = self._begin(max(at, done.end))
                 yield done
         finally:
             self._let_go()
+
+    def _begin(self, at: int) -> int:
+        """Plan the next round from this offset on and ask for it; returns where it ends."""
+        self._round, at = self._plan(at)
+        self._ask(self._round.stretches, self._round.windows)
+        return at
 
     def _let_go(self) -> None:
         link, self._link = self._link, None
@@ -121,22 +167,22 @@ class RangeReader:
 
     # -------------------------------------------------------------------------------------- rounds
 
-    def _plan(self, at: int) -> tuple[list[Window], int]:
-        """The windows of the next round from this offset on, and where they end."""
+    def _plan(self, at: int) -> tuple[Round, int]:
+        """The next round from this offset on, and where it ends."""
         end = self._range.end
         windows: list[Window] = []
         if self._is_filtered:
             while at < end and len(windows) < FILTER_PULLS:
                 windows.append(Window(at, min(end, at + FILTER_WINDOW)))
                 at = windows[-1].end
-            return windows, at
+            return Round([], windows), at
         count = 0
         if self._is_learnt:
             count = min(self._request.most_at_once, ROUND_BYTES // max(1, self._pull_bytes))
             count = max(1, count)
         step = self._step
         full = min(count, (end - at) // step)
-        windows = [Window(begin, begin + step) for begin in range(at, at + full * step, step)]
+        stretches = [Stretch(at, step, full)] if full else []
         at += full * step
         if at < end and full < count:  # the last of them
             windows.append(Window(at, end))
@@ -144,66 +190,65 @@ class RangeReader:
         if at < end:
             windows.append(Window(at, min(end, at + self._options.pull_count), is_probe=True))
             # It may get less than it asked for: the next round is planned when that is known.
-        return windows, at
+        return Round(stretches, windows), at
 
-    def _ask(self, windows: Sequence[Window]) -> None:
-        """Send a pull for each that is not done; they are asked again if that fails."""
-        if not windows:
+    def _ask(self, stretches: Sequence[Stretch], windows: Sequence[Window]) -> None:
+        """Send the pulls for these, in their order; they are asked again if that fails."""
+        if not stretches and not windows:
             return
         try:
             if self._link is None:
                 access, timeout_ms = self._options.access, self._options.timeout_ms
                 self._link = links.take(self._where(), access, timeout_ms)
             link = self._link
-            asked, most, is_filtered = self._asked, self._options.pull_count, self._is_filtered
+            most, is_filtered = self._options.pull_count, self._is_filtered
             pulls = []
+            for stretch in stretches:
+                stretch.first = link.next_opaques(stretch.count)
+                pulls += stretch.pulls()
             for window in windows:
-                cursor, end = window.cursor, window.end
-                if cursor < end:
-                    count = end - cursor
-                    opaque = link.next_opaque()
-                    pulls.append((cursor, most if is_filtered or count > most else count, opaque))
-                    asked[opaque] = window
-            if pulls:
-                link.send(self._request.encode(link, pulls), len(pulls))
+                opaque, count = link.next_opaques(), window.end - window.cursor
+                pulls.append((window.cursor, most if is_filtered else min(count, most), opaque))
+                self._asked[opaque] = window
+            link.send(self._request.encode(link, pulls), len(pulls))
         except (ConnectionLost, RequestTimeout) as error:
             self._failed(error)
 
-    def _settle(self, windows: Sequence[Window]) -> None:
-        """Until all of them are done; asks again for what an answer left open."""
+    def _settle(self) -> None:
+        """Until all of the round is done; asks again for what an answer left open."""
+        current = self._round
         while True:
-            while self._asked:
+            while self._asked or current.waits():
                 try:
                     assert self._link is not None
-                    answers = self._link.receive()
+                    answers = self._link.receive(current.stretches)
                 except (ConnectionLost, RequestTimeout) as error:
                     self._failed(error)
                     break
                 self._sort(answers)
-            open_ones = [window for window in windows if window.cursor < window.end]
+            open_ones = [window for window in current.windows if window.cursor < window.end]
             if not open_ones:
-                return
+                break
             if self._trouble is not None:
                 self._endure(open_ones)
-            self._ask(open_ones)
+            self._ask([], open_ones)
+        for stretch in current.stretches:
+            largest = int((stretch.places[1::2] - stretch.places[0::2]).max())
+            self._pull_bytes = max(largest, self._pull_bytes * 7 // 8)
+            self._trouble_since = None
 
     # ------------------------------------------------------------------------------------- answers
 
     def _sort(self, answers: Sequence[Answer]) -> None:
         """Answers to the windows that they are for."""
-        asked, is_plain = self._asked, not self._is_filtered
         for opaque, following, low, high, body, frame in answers:
-            window = asked.pop(opaque, None)
+            if opaque not in self._asked and self._round.waits():
+                # One of the stretch, and not as planned.
+                self._asked |= self._round.divide()
+            window = self._asked.pop(opaque, None)
             if window is None:
                 continue
-            if frame is None and following == window.end and is_plain and not window.is_probe:
-                # As planned, which is nearly always: `_take` without what it has to find out.
-                window.rows += following - window.cursor
-                window.bodies.append(body)
-                window.cursor = following
-                self._pull_bytes = max(len(body), self._pull_bytes * 7 // 8)
-                self._trouble_since = None
-            elif frame is None and following > window.cursor:
+            if frame is None and following > window.cursor:
                 self._trouble_since = None
                 self._take(window, body, following)
             elif frame is None:
@@ -249,16 +294,15 @@ class RangeReader:
             why = f"the broker says code {code} {remark}, next {following}"
             self._trouble = DataLost(text_of(self._queue), window.cursor, window.end, why)
 
-    def _take(self, window: Window, body: bytes, following: int) -> None:
+    def _take(self, window: Window, body: Piece, following: int) -> None:
         got = following - window.cursor
         wanted = window.end - window.cursor
         window.bodies.append(body)
         window.cursor = following
         if self._is_filtered:
-            window.rows += len(record_starts(body)) // 8
             return
         window.rows += min(got, wanted)
-        self._pull_bytes = max(len(body), self._pull_bytes * 7 // 8)
+        self._pull_bytes = max(body[2] - body[1], self._pull_bytes * 7 // 8)
         if window.is_probe:
             # How much a pull gives here. At the range's end it tells nothing.
             if got < wanted:
@@ -282,6 +326,8 @@ class RangeReader:
 
     def _failed(self, error: CometError) -> None:
         """The connection is of no more use; whoever waits for an answer asks again."""
+        if self._round.waits():
+            self._round.divide()
         self._asked.clear()
         if self._link is not None:
             self._link.close()
@@ -346,8 +392,17 @@ class PartitionReader:
         self._schema = schema
         self._wanted = make_filter(options.tags, options.sql)
         self._properties = properties_for(schema.names)
-        self._bodies: list[bytes] = []
+        if self._wanted.tags:
+            self._properties = tuple({*self._properties, b"TAGS"})
+        self._forget()
+
+    def _forget(self) -> None:
+        # Of each body that waits to be decoded: its buffer and place, the offset that its window
+        # ends before, and the broker it is from.
+        self._data: list[Data] = []
+        self._begins: list[int] = []
         self._ends: list[int] = []
+        self._limits: list[int] = []
         self._brokers: list[str] = []
         self._rows = 0
         self._bytes = 0
@@ -355,32 +410,55 @@ class PartitionReader:
     def read(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         get_ready()
         for one in ranges:
-            reader = RangeReader(one, self._options, self._wanted)
-            for windows in reader.windows():
-                for window in windows:
-                    for body in window.bodies:
-                        if self._bytes + len(body) > BATCH_BYTES and self._bodies:
-                            yield from self._flush()
-                        self._bodies.append(body)
-                        self._ends.append(window.end)
-                        self._brokers.append(one.broker)
-                        self._bytes += len(body)
+            for done in RangeReader(one, self._options, self._wanted).rounds():
+                for stretch in done.stretches:
+                    yield from self._add_stretch(stretch, one.broker)
+                for window in done.windows:
+                    for data, begin, end in window.bodies:
+                        yield from self._add(data, [begin], [end], [window.end], one.broker)
                     self._rows += window.rows
-                    if self._rows >= BATCH_ROWS:
-                        yield from self._flush()
         yield from self._flush()
 
+    def _add_stretch(self, stretch: Stretch, broker: str) -> Iterator[pa.RecordBatch]:
+        assert stretch.data is not None
+        begins, ends = stretch.places[0::2].tolist(), stretch.places[1::2].tolist()
+        limits, step = stretch.ends.tolist(), stretch.step
+        count = max(1, BATCH_ROWS // step)
+        for at in range(0, stretch.count, count):
+            some = slice(at, at + count)
+            yield from self._add(stretch.data, begins[some], ends[some], limits[some], broker)
+            self._rows += step * len(begins[some])
+
+    def _add(
+        self, data: Data, begins: list[int], ends: list[int], limits: list[int], broker: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Bodies in a buffer; those before make a batch if there are enough of them."""
+        is_large = self._rows >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+        # Bodies of one buffer need not be copied together.
+        is_fair = self._rows >= BATCH_ROWS // 2 or self._bytes >= BATCH_BYTES // 2
+        if is_large or (is_fair and self._data[-1] is not data):
+            yield from self._flush()
+        self._data += [data] * len(begins)
+        self._begins += begins
+        self._ends += ends
+        self._limits += limits
+        self._brokers += [broker] * len(begins)
+        self._bytes += sum(ends) - sum(begins)
+
     def _flush(self) -> Iterator[pa.RecordBatch]:
-        bodies, ends, brokers = self._bodies, self._ends, self._brokers
-        self._bodies, self._ends, self._brokers, self._rows, self._bytes = [], [], [], 0, 0
-        if not bodies:
+        if not self._data:
             return
-        records = Records(*bodies, names=self._properties)
-        bounds = np.cumsum([0] + [len(body) for body in bodies])
-        limits = np.array(ends, np.int64)
-        if not records.are_before(limits, bounds):
-            # Rows of the next window, or behind the partition's end.
-            records.keep(records.queue_offset < limits[parts_of(records.starts, bounds)])
+        data, begins, ends = self._data[0], _ints(self._begins), _ints(self._ends)
+        if any(one is not data for one in self._data):
+            data = joined(zip(self._data, self._begins, self._ends, strict=True))
+            ends = np.cumsum(ends - begins)
+            begins = np.concatenate([[0], ends[:-1]])
+        limits, brokers = _ints(self._limits), self._brokers
+        self._forget()
+        records = Records(data, begins, ends, names=self._properties)
+        is_inside = records.queue_offset < np.repeat(limits, records.counts)
+        if not is_inside.all():  # rows of the next window, or behind the partition's end
+            records.keep(is_inside)
         tags = wanted_rows(records, self._wanted)
         if tags is not None:
             records.keep(tags)
@@ -388,12 +466,16 @@ class PartitionReader:
             return
         broker = None
         if "broker" in self._schema.names:
-            broker = _brokers(brokers, records.starts, bounds)
+            broker = _brokers(brokers, records)
         columns = records.columns(self._schema.names, broker)
         yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _brokers(names: Sequence[str], starts: Any, bounds: Any) -> pa.Array:
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, np.int64)
+
+
+def _brokers(names: Sequence[str], records: Records) -> pa.Array:
     if names.count(names[0]) == len(names):
-        return pa.repeat(pa.scalar(names[0]), len(starts))
-    return pa.array(names, pa.string()).take(numbers(parts_of(starts, bounds).astype(np.int64)))
+        return pa.repeat(pa.scalar(names[0]), len(records))
+    return pa.array(names, pa.string()).take(numbers(records.parts.astype(np.int64)))

@@ -162,7 +162,7 @@ def test_the_walk_without_the_compiled_one_is_the_same() -> None:
     plain = b"".join(encode(NewMessage("t", 1, b"x" * size), size) for size in (1, 0, 7, 200))
     tricky = plain + encode(NewMessage("t", 1, MAGIC * 5), 9) + plain
     for body in (b"", plain, tricky):
-        assert gather.plain_record_starts(body) == gather.record_starts(body)
+        assert gather.record_starts(body) == Records(body).starts.tobytes()
     assert gather.COMPILED is not None, "the compiled walk was not built"
 
 
@@ -172,7 +172,7 @@ def test_a_body_that_breaks_off_is_refused(cut: int) -> None:
     with pytest.raises(RecordCorrupt, match="byte"):
         Records(body[:-cut])
     with pytest.raises(ValueError):
-        gather.plain_record_starts(body[:-cut])
+        gather.record_starts(body[:-cut])
 
 
 @pytest.mark.parametrize(("at", "value"), [(4, 0x00), (84, 0x7F), (86, 0x70)])
@@ -196,3 +196,49 @@ def test_tags_are_compared_themselves_not_their_hashes() -> None:
     records.keep(np.array([False, True, False, True]))
     assert len(records) == 2
     assert records.queue_offset.tolist() == [1, 3]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_pieces_of_a_buffer_are_read_where_they_stand(data: Any) -> None:
+    """Whatever is between them, and in whatever order they are wanted."""
+    bodies = data.draw(st.lists(st.lists(messages(PLAIN), max_size=3), min_size=1, max_size=4))
+    buffer, places = b"", []
+    for some in bodies:
+        buffer += data.draw(st.binary(max_size=9))
+        encoded = b"".join(encode(one, number) for number, one in enumerate(some))
+        places.append((len(buffer), len(buffer) + len(encoded)))
+        buffer += encoded
+    places = data.draw(st.permutations(places))
+    begins, ends = np.array(places, np.int64).T
+    whole = b"".join(buffer[begin:end] for begin, end in places)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=12, max_size=12)))
+    wanted = [row for row, is_wanted in zip(expected(whole), mask, strict=False) if is_wanted]
+
+    def check() -> None:
+        schema = to_arrow_schema(schema_of(None), timezone="UTC")
+        source = np.frombuffer(buffer, np.uint8)
+        records = Records(source, begins, ends, names=properties_for(schema.names))
+        assert records.counts.tolist() == [len(read_all(buffer[b:e], "")) for b, e in places]
+        parts = records.parts
+        brokers = pa.repeat(pa.scalar("broker-a"), len(records))
+        columns = records.columns(schema.names, brokers)
+        assert rows(pa.RecordBatch.from_arrays(columns, schema=schema)) == expected(whole)
+        some = mask[: len(records)]
+        records.keep(some)
+        assert records.parts.tolist() == parts[some].tolist()
+        columns = records.columns(schema.names, brokers[: len(records)])
+        assert rows(pa.RecordBatch.from_arrays(columns, schema=schema)) == wanted
+
+    check()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cometmq.spark.decode.COMPILED", None)
+        patch.setattr(gather, "COMPILED", None)
+        check()
+
+
+def test_a_record_does_not_span_two_pieces() -> None:
+    body = encode(NewMessage("t", 1, b"hello"), 5)
+    begins, ends = np.array([0, 50], np.int64), np.array([50, len(body)], np.int64)
+    with pytest.raises(RecordCorrupt, match="within a record"):
+        Records(body, begins, ends)

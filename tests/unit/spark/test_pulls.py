@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from cometmq.client.connection import MAX_ANSWER_BYTES
 from cometmq.client.reading import Filter
-from cometmq.message import MessageQueue, NewMessage
-from cometmq.spark import gather, worker
+from cometmq.errors import FrameError
+from cometmq.message import MessageQueue
+from cometmq.spark import client, gather, worker
 from cometmq.spark.client import Answer, Link, Pull, PullRequest, answer_of, plain_requests
-from cometmq.spark.decode import Records, parts_of
-from cometmq.wire import record
 from cometmq.wire.codes import FLAG_RESPONSE
 from cometmq.wire.frame import JSON, ROCKETMQ, Frame, FrameReader, encode_frame
 
@@ -58,20 +57,55 @@ def plainly(data: bytes) -> list[Answer]:
 
 
 def shown(answers: list[Answer]) -> list[Any]:
-    return [(*one[:5], None if one[5] is None else encode_frame(one[5])) for one in answers]
+    """With the bytes of bodies, wherever they stand."""
+    return [
+        (*one[:4], gather.joined([one[4]]), None if one[5] is None else encode_frame(one[5]))
+        for one in answers
+    ]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "plain"])
+@settings(max_examples=200, deadline=None)
 @given(frames=st.lists(FRAMES, max_size=6), data=st.data())
-def test_answers_are_what_the_codec_reads(frames: list[Frame], data: Any) -> None:
+def test_answers_are_what_the_codec_reads(
+    is_compiled: bool, frames: list[Frame], data: Any
+) -> None:
     raw = b"".join(map(encode_frame, frames))
-    link = Link.__new__(Link)  # without a socket: only what is done with its bytes
-    link._reader = FrameReader(MAX_ANSWER_BYTES)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
     found: list[Answer] = []
-    for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
-        found += link._answers(raw[begin:end])
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_compiled:
+            patch.setattr(client, "COMPILED", None)
+        patch.setattr(client, "BUFFER_BYTES", data.draw(st.sampled_from([32, 300, 5000])))
+        patch.setattr(client, "LEAST_ROOM", 16)
+        link = Fed()
+        for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
+            found += link.feed(raw[begin:end])
     assert shown(found) == shown(plainly(raw))
+
+
+class Fed(Link):
+    """Without a socket: only what is done with its bytes."""
+
+    def __init__(self) -> None:
+        self._data, self._begin, self._end = np.empty(0, np.uint8), 0, 0
+
+    def feed(self, data: bytes) -> list[Answer]:
+        found: list[Answer] = []
+        while data:
+            self._make_room()
+            room = len(self._data) - self._end
+            assert room > 0
+            some, data = data[:room], data[room:]
+            self._data[self._end : self._end + len(some)] = np.frombuffer(some, np.uint8)
+            self._end += len(some)
+            noted, answers = self._answers([])
+            assert noted == 0
+            found += answers
+        return found
+
+
+NONE = np.empty(0, np.int64)
 
 
 @settings(max_examples=300, deadline=None)
@@ -80,10 +114,18 @@ def test_bytes_that_are_no_answer_are_left_to_the_codec(raw: bytes, data: Any) -
     damaged = bytearray(raw)
     if damaged:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    found, end = WALK.pull_answers(bytes(damaged), MAX_ANSWER_BYTES)
+    whole = bytes(damaged)
+    noted, found, end = WALK.take_answers(whole, 0, len(whole), MAX_ANSWER_BYTES, 0, NONE, NONE)
+    assert noted == 0
     assert 0 <= end <= len(damaged)
     if found:
-        assert found == plainly(bytes(damaged[:end]))
+        assert shown(found) == shown(plainly(whole[:end]))
+
+
+def test_a_length_that_no_frame_has_is_an_error_at_once() -> None:
+    for length in (b"\0\0\0\3", b"\x7f\0\0\0", b"\xff\xff\xff\xff"):
+        with pytest.raises(FrameError, match="frame of"):
+            Fed().feed(length)
 
 
 @given(
@@ -105,37 +147,6 @@ def test_requests_are_what_the_codec_writes(pulls: list[Pull]) -> None:
         assert one.ext["queueId"] == "7"
 
 
-def stored(body: bytes, offset: int) -> bytes:
-    prepared = record.prepare(NewMessage("t", 1, body, "TAGS\x01a\x02"))
-    raw = bytearray(prepared.size)
-    record.write(raw, 0, prepared, queue_offset=offset, log_offset=offset * 999, store_ms=10**12)
-    return bytes(raw)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_bodies_that_are_joined_are_one_body(data: Any) -> None:
-    raw = st.lists(st.binary(max_size=20), max_size=3).map(
-        lambda some: b"".join(stored(one, number) for number, one in enumerate(some))
-    )
-    bodies = data.draw(st.lists(raw, max_size=4))
-    joined, whole = Records(*bodies), Records(b"".join(bodies))
-    assert joined.body == whole.body
-    assert joined.starts.tolist() == whole.starts.tolist()
-    assert joined.queue_offset.tolist() == whole.queue_offset.tolist()
-    bounds = np.cumsum([0] + [len(body) for body in bodies])
-    ends = np.array(data.draw(st.lists(st.integers(0, 4), min_size=len(bodies), max_size=9)))
-    ends = ends[: len(bodies)].astype(np.int64)
-    expected = all(
-        offset < ends[part]
-        for offset, part in zip(joined.queue_offset, parts_of(joined.starts, bounds), strict=True)
-    )
-    assert joined.are_before(ends, bounds) == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cometmq.spark.decode.COMPILED", None)
-        assert joined.are_before(ends, bounds) == expected
-
-
 def test_pieces_outside_of_the_body_are_refused() -> None:
     def ints(*values: int) -> Any:
         return np.array(values, np.int64)
@@ -145,9 +156,14 @@ def test_pieces_outside_of_the_body_are_refused() -> None:
         with pytest.raises(ValueError):
             WALK.cut(b"abcdef", ints(*begins), ints(*ends))
         with pytest.raises(ValueError):
-            WALK.are_same(b"abcdef", ints(*begins), ints(*ends))
+            WALK.read_records(b"abcdef", ints(*begins), ints(*ends), ())
     with pytest.raises(ValueError):
-        WALK.cut_places(b"abcdef", np.array([0, 7], np.int32).tobytes())
+        WALK.cut_places(b"abcdef", np.array([0, 7], np.int32))
+    for at, end in ((-1, 3), (4, 3), (0, 7)):
+        with pytest.raises(ValueError):
+            WALK.take_answers(b"abcdef", at, end, 1000, 0, NONE, NONE)
+    with pytest.raises(ValueError):
+        WALK.take_answers(b"abcdef", 0, 6, 1000, 0, ints(1), ints(-1))
 
 
 def test_what_a_worker_has_loaded_is_not_collected_again(monkeypatch: Any) -> None:
