@@ -37,7 +37,7 @@ from cometmq.wire.codes import PullFlag, RequestCode, ResponseCode
 from cometmq.wire.frame import Frame, FrameReader, encode_frame
 from cometmq.wire.headers import PullHeader, to_ext
 
-BUFFER_BYTES = 2 * 1024 * 1024  # 8,192 messages of 128 bytes with their heads: one batch of Spark's
+BUFFER_BYTES = 3 * 1024 * 1024  # 8,192 messages of 128 bytes with all their heads: one batch
 LEAST_ROOM = 16 * 1024  # to receive into
 MOST_SENT_BYTES = 40 * 1024  # at once; the least that a receiving socket holds is 64 KiB
 MOST_KEPT = 16  # connections; a worker talks to one broker or a few

@@ -38,6 +38,7 @@ from cometmq.spark.gather import (
     joined,
     numbers,
     record_starts,
+    repeated,
     slices,
     text_column,
 )
@@ -167,7 +168,7 @@ class Records:
         """The same with numpy, for who has no compiled path."""
         starts, count = self.starts, len(self.starts)
         data = np.frombuffer(self.data, np.uint8)
-        packed = slices(pa.py_buffer(self.data), starts, starts + 88, pa.binary())
+        packed = slices(pa.py_buffer(self.data), starts, starts + 88)
         heads: Any = np.frombuffer(packed.buffers()[2] or b"", _HEAD, count)
         self.sys_flag = heads["sys_flag"].astype(np.int32)
         magic = heads["magic"]
@@ -225,15 +226,15 @@ class Records:
             return pa.array([], pa.string())
         first = bytes(self.data[int(self.topic_begin[0]) : int(self.topic_end[0])])
         if self._has_one_topic is None:
-            found = slices(pa.py_buffer(self.data), self.topic_begin, self.topic_end, pa.binary())
+            found = slices(pa.py_buffer(self.data), self.topic_begin, self.topic_end)
             self._has_one_topic = bool(pc.all(pc.equal(found, pa.scalar(first))).as_py())
         if self._has_one_topic:
-            return pa.repeat(pa.scalar(first.decode("utf-8", "replace")), len(self))
-        return text_column(cut(self.data, self.topic_begin, self.topic_end, pa.binary()))
+            return repeated(first.decode("utf-8", "replace"), len(self))
+        return text_column(cut(self.data, self.topic_begin, self.topic_end))
 
     def bodies(self) -> pa.Array:
         """Bodies as their senders had them."""
-        found = cut(self.data, self.body_begin, self.body_end, pa.binary())
+        found = cut(self.data, self.body_begin, self.body_end)
         packed = np.flatnonzero(self.sys_flag & _COMPRESSED)
         if not len(packed):
             return found
@@ -242,7 +243,7 @@ class Records:
         ]
         mask = np.zeros(len(self), np.bool_)
         mask[packed] = True
-        return pc.replace_with_mask(found, flags(mask), pa.array(whole, pa.binary()))
+        return pc.replace_with_mask(found, flags(mask), pa.array(whole))
 
     def properties(self, names: Sequence[bytes] = ()) -> props.Properties | props.Places:
         """To be asked for the columns of these names; or for any, and for the whole."""
@@ -251,7 +252,7 @@ class Records:
         return props.Properties(self._property_texts())
 
     def _property_texts(self) -> pa.Array:
-        return cut(self.data, self.properties_begin, self.properties_end, pa.binary())
+        return cut(self.data, self.properties_begin, self.properties_end)
 
     def _offset_ids(self) -> pa.Array:
         """The broker's own ids: its host and the place in its log, in hexadecimal."""

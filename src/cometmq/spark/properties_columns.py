@@ -89,7 +89,7 @@ class Properties:
         return [wire.parse(raw.decode("utf-8", "replace")) for raw in self._packed.to_pylist()]
 
     def _cut(self, begins: Any, ends: Any) -> pa.Array:
-        return text_column(slices(self._values, begins, ends, pa.binary()))
+        return text_column(slices(self._values, begins, ends))
 
     def column(self, name: bytes) -> pa.Array:
         """One property of every message; null where it is not."""

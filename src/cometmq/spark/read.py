@@ -40,7 +40,7 @@ from cometmq.message import MessageQueue
 from cometmq.spark.client import Answer, Link, PullRequest, Stretch, links
 from cometmq.spark.cluster import Cluster
 from cometmq.spark.decode import Records, properties_for, wanted_rows
-from cometmq.spark.gather import Data, Ints, Piece, joined, numbers
+from cometmq.spark.gather import Data, Ints, Piece, joined, numbers, repeated
 from cometmq.spark.plan import Range, text_of
 from cometmq.spark.source_options import SourceOptions
 from cometmq.spark.worker import get_ready
@@ -50,7 +50,7 @@ from cometmq.wire.frame import Frame
 log = logging.getLogger("cometmq.spark")
 
 BATCH_ROWS = 8192  # a RecordBatch: 1 k and 32 k were slower
-BATCH_BYTES = 2 * 1024 * 1024  # of records; much larger ones leave the processor's caches
+BATCH_BYTES = 3 * 1024 * 1024  # of records; much larger ones leave the processor's caches
 ROUND_BYTES = 8 * 1024 * 1024
 FILTER_WINDOW = 4096  # offsets; a broker looks at 800 or so for one pull
 FILTER_PULLS = 8
@@ -477,5 +477,5 @@ def _ints(values: list[int]) -> Ints:
 
 def _brokers(names: Sequence[str], records: Records) -> pa.Array:
     if names.count(names[0]) == len(names):
-        return pa.repeat(pa.scalar(names[0]), len(records))
+        return repeated(names[0], len(records))
     return pa.array(names, pa.string()).take(numbers(records.parts.astype(np.int64)))
