@@ -1,7 +1,8 @@
 """The compiled path under address and bounds checks: hostile bytes never touch memory of others.
 
 Builds src/cometmq/_fast once more with gcc's address and undefined-behaviour sanitizers, in a copy,
-and plays the twins' random and hostile traffic on it. `COMETMQ_CHECKED_SEEDS` sets for how long.
+and plays the twins' random and hostile traffic on it (`COMETMQ_CHECKED_SEEDS` sets for how long),
+and what Spark's source is tested with, damage included.
 """
 
 from __future__ import annotations
@@ -44,32 +45,40 @@ def _library(name: str) -> str | None:
     return found if "/" in found else None
 
 
-def test_hostile_traffic_under_address_checks(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy whose compiled path is built with checks."""
     if _fast.load()[0] is None:
         pytest.skip(f"no compiled path: {_fast.load()[1]}")
     if shutil.which("gcc") is None or _library("libasan.so") is None:
         pytest.skip("no gcc with its address sanitizer")
     pytest.importorskip("Cython")
+    folder = tmp_path_factory.mktemp("checked")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / name)
+        shutil.copy(ROOT / name, folder / name)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=ignored)
     build = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "COMETMQ_FAST_FLAGS": CHECKS, "COMETMQ_FAST_LINK": CHECKS},
         capture_output=True,
         text=True,
         check=False,
     )
     assert build.returncode == 0, build.stderr[-3000:]
+    return folder
+
+
+def play(folder: Path, *command: str) -> str:
+    """Run Python on the copy; returns what it said."""
     preload = [one for name in ("libasan.so", "libubsan.so") if (one := _library(name))]
     played = subprocess.run(
-        [sys.executable, "-c", PLAY, str(ROOT / "tests/property"), str(tmp_path), str(SEEDS)],
-        cwd=tmp_path,
+        [sys.executable, *command],
+        cwd=folder,
         env={
             **os.environ,
-            "PYTHONPATH": str(tmp_path / "src"),
+            "PYTHONPATH": str(folder / "src"),
             "LD_PRELOAD": " ".join(preload),
             # Python itself never frees some of its memory, and keeps small objects in pools of its
             # own, where the sanitizer could not see past their ends.
@@ -81,4 +90,23 @@ def test_hostile_traffic_under_address_checks(tmp_path: Path) -> None:
         check=False,
     )
     assert played.returncode == 0, (played.stdout + played.stderr)[-6000:]
-    assert "compared" in played.stdout
+    return played.stdout
+
+
+def test_hostile_traffic_under_address_checks(checked: Path) -> None:
+    said = play(checked, "-c", PLAY, str(ROOT / "tests/property"), str(checked), str(SEEDS))
+    assert "compared" in said
+
+
+SPARK = """
+import sys, pytest
+failed = pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]])
+walk = sys.modules["cometmq._fast.walk"]
+assert walk.__file__.startswith(sys.argv[1]), walk.__file__
+sys.exit(failed)
+"""
+
+
+def test_what_spark_reads_under_address_checks(checked: Path) -> None:
+    files = [str(ROOT / "tests/unit/spark" / f"test_{name}.py") for name in ("decode", "pulls")]
+    assert " passed" in play(checked, "-c", SPARK, str(checked), *files)

@@ -39,7 +39,7 @@ from cometmq.wire.headers import PullHeader, to_ext
 
 BUFFER_BYTES = 3 * 1024 * 1024  # 8,192 messages of 128 bytes with all their heads: one batch
 LEAST_ROOM = 16 * 1024  # to receive into
-MOST_SENT_BYTES = 40 * 1024  # at once; the least that a receiving socket holds is 64 KiB
+MOST_SENT_BYTES = 56 * 1024  # at once; the least that a receiving socket holds is 64 KiB
 MOST_KEPT = 16  # connections; a worker talks to one broker or a few
 _OFFSET, _COUNT, _OPAQUE = 7_777_777_777_777_777_777, 1_999_999_991, 1_888_888_887
 _MOST_OPAQUE = 2**31 - 1
@@ -100,7 +100,6 @@ class Link:
         self.address = address
         self.access = access
         self.timeout_s = timeout_ms / 1e3
-        self.credentials: Credentials | None = access.credentials()
         self._data = np.empty(0, np.uint8)
         self._begin = 0
         """In the buffer: where the next frame begins, and where what was received ends."""
@@ -294,7 +293,14 @@ links = Links()
 class PullRequest:
     """Pulls of one queue with one filter; only offset, count and id differ from one to the next."""
 
-    def __init__(self, group: str, queue: MessageQueue, wanted: Filter) -> None:
+    def __init__(
+        self,
+        group: str,
+        queue: MessageQueue,
+        wanted: Filter,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self._ext = to_ext(
             PullHeader(
                 consumerGroup=group,
@@ -317,13 +323,15 @@ class PullRequest:
             before, _, head = head.partition(b"%d" % number)
             pieces.append(before)
         self._pieces = (*pieces, head)
-        self.most_at_once = max(1, MOST_SENT_BYTES // (len(raw) + 150))  # 150: a signature
+        if credentials is not None:
+            raw = self._signed(credentials, _OFFSET, _COUNT, _OPAQUE)
+        self.most_at_once = max(1, MOST_SENT_BYTES // len(raw))
         """So many requests fit into what a socket's buffer holds for sure."""
 
-    def encode(self, link: Link, pulls: list[Pull]) -> bytes:
+    def encode(self, pulls: list[Pull]) -> bytes:
         """Requests for so many messages from these offsets on, one behind the other."""
-        if link.credentials is not None:
-            return b"".join(self._signed(link.credentials, *pull) for pull in pulls)
+        if self._credentials is not None:
+            return b"".join(self._signed(self._credentials, *pull) for pull in pulls)
         if COMPILED is not None:
             found: bytes = COMPILED.pull_requests(self._pieces, pulls)
             return found

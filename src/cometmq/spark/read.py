@@ -128,7 +128,7 @@ class RangeReader:
         self._queue: MessageQueue = one.queue
         self._options = options
         self._is_filtered = wanted != Filter()
-        self._request = PullRequest(options.group, one.queue, wanted)
+        self._request = PullRequest(options.group, one.queue, wanted, options.access.credentials())
         self._address = one.address
         self._link: Link | None = None
         self._step = options.pull_count
@@ -210,7 +210,7 @@ class RangeReader:
                 opaque, count = link.next_opaques(), window.end - window.cursor
                 pulls.append((window.cursor, most if is_filtered else min(count, most), opaque))
                 self._asked[opaque] = window
-            link.send(self._request.encode(link, pulls), len(pulls))
+            link.send(self._request.encode(pulls), len(pulls))
         except (ConnectionLost, RequestTimeout) as error:
             self._failed(error)
 
