@@ -51,7 +51,9 @@ log = logging.getLogger("cometmq.spark")
 
 BATCH_ROWS = 8192  # a RecordBatch: 1 k and 32 k were slower
 BATCH_BYTES = 3 * 1024 * 1024  # of records; much larger ones leave the processor's caches
-ROUND_BYTES = 8 * 1024 * 1024
+ROUND_BYTES = 900 * 1024
+"""Our broker gives a connection 1 MiB of answers in one go, by its compiled path; what was asked
+for beyond that waits for turns of the plain one, and costs it three times as much."""
 FILTER_WINDOW = 4096  # offsets; a broker looks at 800 or so for one pull
 FILTER_PULLS = 8
 PATIENCE_S = 60.0  # for a broker that is away or busy; then the task fails and Spark tries again
