@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cometmq.client import admin_topics
+from cometmq.client.admin_asking import own_names, topic_names
 from cometmq.client.background import background
 from cometmq.client.reading import Filter, Reader
 from cometmq.client.received import read_all
@@ -60,6 +61,8 @@ class Cluster:
         self._options = options
         self._session: Session | None = None
         self._reader: Reader | None = None
+        self._system: set[str] = set()
+        """Topics that brokers have for themselves, as far as they told."""
 
     def __enter__(self) -> Cluster:
         return self
@@ -131,7 +134,7 @@ class Cluster:
         lacking = sorted(known - set(found))
         wanted = sorted(self._assigned() - set(found) - set(lacking))
         if lacking or wanted:
-            await self._explain(session, look, [*lacking, *wanted], missing)
+            await self._explain(session, look, [*lacking, *wanted], routes, missing)
         return look
 
     async def _routes(
@@ -146,11 +149,8 @@ class Cluster:
         else:
             assert options.topic_pattern is not None
             wanted = re.compile(options.topic_pattern)
-            # Retry and dead letter topics are hidden from those who don't ask for them by name.
-            is_hidden_wanted = options.topic_pattern.startswith("%")
-            listed = await admin_topics.topics(session, with_system=is_hidden_wanted)
-            names = [name for name in listed if wanted.fullmatch(name)]
-            names += sorted({queue.topic for queue in known} - set(names))
+            listed = {*await self._listed(session), *(queue.topic for queue in known)}
+            names = sorted(name for name in listed if wanted.fullmatch(name))
         routes: dict[str, Route] = {}
         missing: dict[str, str] = {}
 
@@ -166,6 +166,23 @@ class Cluster:
 
         await _each(ask, names)
         return routes, missing
+
+    async def _listed(self, session: Session) -> list[str]:
+        """What a pattern is held against: users' topics, and those of retries and dead letters if
+        it has the % that their names begin with."""
+        assert self._options.topic_pattern is not None
+        found, failed = await admin_topics.try_system_topics(session)
+        for name, error in sorted(failed.items()):
+            if not isinstance(error, ConnectionLost | RequestTimeout):
+                raise error
+            # It is away: what it told before still holds, and the others go on.
+            log.info("system_topics_untold broker=%s reason=%s", name, error)
+        self._system |= found
+        names = [one for one in await topic_names(session) if one not in self._system]
+        if "%" not in self._options.topic_pattern:
+            hidden = (admin_topics.RETRY_PREFIX, admin_topics.DLQ_PREFIX)
+            names = [one for one in names if not one.startswith(hidden)]
+        return own_names(session, names)
 
     def _is_chosen(self, queue: MessageQueue) -> bool:
         assign = self._options.assign
@@ -186,13 +203,21 @@ class Cluster:
         session: Session,
         look: Look,
         lacking: Iterable[MessageQueue],
+        routes: Mapping[str, Route],
         missing: Mapping[str, str],
     ) -> None:
-        """Queues that no route has: their broker is away, or it does not have them any more."""
+        """Queues that no route has: their broker is away, or it does not have them any more. Or a
+        query was started again with options that leave them out."""
         answer = await session.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         table = bodies.load_object(answer.body, "cluster").get("brokerAddrTable") or {}
         for queue in lacking:
-            if queue.broker not in table:
+            is_asked = queue.topic in routes or queue.topic in missing
+            if not is_asked or not self._is_chosen(queue):
+                look.gone[queue] = (
+                    "the checkpoint has it, and the options topic, topicPattern or assign do not "
+                    "choose it any more (failOnDataLoss=false lets it go)"
+                )
+            elif queue.broker not in table:
                 look.away[queue] = f"broker {queue.broker} is not registered"
             elif queue.topic in missing:
                 look.gone[queue] = f"the topic does not exist: {missing[queue.topic]}"
