@@ -1,7 +1,8 @@
 """What the driver asks of a cluster: which queues there are, where they begin and end.
 
 Owns: one client of the connector and its questions. One rule: a broker that does not answer is
-"away", which is no loss; "gone" is only what a broker that answers does not have any more.
+"away", which is no loss; "gone" is only what a broker that answers does not have any more. While no
+name server answers, what they said before holds: they only know where brokers are.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ from cometmq.wire.codes import RequestCode, ResponseCode
 log = logging.getLogger("cometmq.spark")
 
 AT_ONCE = 64  # questions under way
+_BUSY = frozenset(
+    (
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals that pass by themselves."""
 SAMPLE_COUNT = 32
 T = TypeVar("T")
 
@@ -52,6 +62,8 @@ class Look:
     """Queues that nobody answers for at the moment, and why."""
     gone: dict[MessageQueue, str] = field(default_factory=dict)
     """Queues that were known and that their broker does not have any more, and why."""
+    stale: str = ""
+    """Why the queues are those of a look before, if they are: no name server answers."""
 
 
 class Cluster:
@@ -63,6 +75,8 @@ class Cluster:
         self._reader: Reader | None = None
         self._system: set[str] = set()
         """Topics that brokers have for themselves, as far as they told."""
+        self._names: list[str] | None = None
+        """What a pattern was held against the last time."""
 
     def __enter__(self) -> Cluster:
         return self
@@ -104,7 +118,7 @@ class Cluster:
         self, session: Session, reader: Reader, queues: set[MessageQueue] | None
     ) -> Look:
         known = queues or set()
-        routes, missing = await self._routes(session, known)
+        routes, missing, stale = await self._routes(session, known)
         if missing and queues is None and self._options.topic_pattern is None:
             topic = min(missing)
             raise NoRoute(topic, missing[topic])
@@ -114,7 +128,7 @@ class Cluster:
                 if self._is_chosen(queue):
                     broker = route.brokers[queue.broker]
                     found[queue] = broker.leader or broker.any or ""
-        look = Look(addresses=found)
+        look = Look(addresses=found, stale=stale)
 
         async def ask(queue: MessageQueue) -> None:
             try:
@@ -123,9 +137,12 @@ class Cluster:
                 look.away[queue] = str(error)
                 return
             except RequestRefused as error:
-                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                if error.code in _BUSY:
+                    look.away[queue] = str(error)
+                elif error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    look.gone[queue] = f"its broker says {error.remark}"
+                else:
                     raise
-                look.gone[queue] = f"its broker says {error.remark}"
                 return
             # An empty queue whose file is yet to be made may tell an end of 0 and a begin of -1.
             look.begins[queue], look.ends[queue] = max(begin, 0), max(end, begin, 0)
@@ -139,8 +156,9 @@ class Cluster:
 
     async def _routes(
         self, session: Session, known: set[MessageQueue]
-    ) -> tuple[dict[str, Route], dict[str, str]]:
-        """Routes asked for anew, and the topics that have none, with the reason."""
+    ) -> tuple[dict[str, Route], dict[str, str], str]:
+        """Routes asked for anew; the topics that have none, with the reason; and why some routes
+        are those of before, if no name server answers."""
         options = self._options
         if options.assign is not None:
             names = list(options.assign)
@@ -149,10 +167,16 @@ class Cluster:
         else:
             assert options.topic_pattern is not None
             wanted = re.compile(options.topic_pattern)
-            listed = {*await self._listed(session), *(queue.topic for queue in known)}
+            try:
+                self._names = await self._listed(session)
+            except (ConnectionLost, RequestTimeout):
+                if self._names is None:
+                    raise
+            listed = {*self._names, *(queue.topic for queue in known)}
             names = sorted(name for name in listed if wanted.fullmatch(name))
         routes: dict[str, Route] = {}
         missing: dict[str, str] = {}
+        untold: dict[str, str] = {}
 
         async def ask(topic: str) -> None:
             try:
@@ -163,9 +187,15 @@ class Cluster:
             except NoRoute as error:
                 session.routes.forget(topic)
                 missing[topic] = error.reason
+            except (ConnectionLost, RequestTimeout) as error:
+                former = session.routes.get(topic)
+                if former is None:
+                    raise
+                routes[topic] = former
+                untold[topic] = str(error)
 
         await _each(ask, names)
-        return routes, missing
+        return routes, missing, next(iter(untold.values()), "")
 
     async def _listed(self, session: Session) -> list[str]:
         """What a pattern is held against: users' topics, and those of retries and dead letters if
@@ -208,7 +238,11 @@ class Cluster:
     ) -> None:
         """Queues that no route has: their broker is away, or it does not have them any more. Or a
         query was started again with options that leave them out."""
-        answer = await session.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        try:
+            answer = await session.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        except (ConnectionLost, RequestTimeout) as error:
+            look.away.update(dict.fromkeys(lacking, str(error)))
+            return
         table = bodies.load_object(answer.body, "cluster").get("brokerAddrTable") or {}
         for queue in lacking:
             is_asked = queue.topic in routes or queue.topic in missing
