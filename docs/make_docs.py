@@ -15,7 +15,7 @@ from cometmq.broker.requests import TABLE as BROKER_TABLE
 from cometmq.config import BROKER_KEYS, NAMESERVER_KEYS, BrokerConfig, Key, NameServerConfig
 from cometmq.nameserver.requests import TABLE as NAMESERVER_TABLE
 from cometmq.spark import sink_options, source_options
-from cometmq.spark.options import Option, span_ms
+from cometmq.spark.options import Option, span_ms, timeout_ms
 from cometmq.wire.codes import RequestCode, ResponseCode
 
 HERE = Path(__file__).parent
@@ -108,7 +108,7 @@ def _option_default(row: Option) -> str:
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if row.read is span_ms:
+    if row.read in (span_ms, timeout_ms):
         return f"`{value // 60_000}m`" if value % 60_000 == 0 else f"`{value // 1000}s`"
     return f"`{value}`"
 

@@ -92,6 +92,7 @@ def test_a_schema_or_the_option_chooses_columns(
         ("nothing STRING", {}, "has no column 'nothing'"),
         ("body STRING", {}, "column 'body' of the schema is string"),
         ("queue_id BIGINT", {}, "has it as int"),
+        ("body BINARY NOT NULL, tags STRING NOT NULL", {}, "'tags' of the schema is NOT NULL"),
         ("body BINARY", {"columns": "tags"}, "give one of the two"),
         (None, {"columns": "bodi"}, "has no column 'bodi'"),
         (None, {"columns": "body,body2,body"}, "has no column 'body2'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,13 @@ def test_imports_are_light() -> None:
     done = python(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "rocketmq"
+
+
+def test_the_extra_brings_every_compression() -> None:
+    """Who reads a topic does not choose how its bodies were sent."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = extras["optional-dependencies"]
+    assert set(wanted["compression"]) <= set(wanted["spark"])
 
 
 def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,6 +309,14 @@ def test_files_of_a_failed_task_and_of_killed_attempts_go(tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "_temporary").iterdir()} == set(others)
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    chosen = options(badRecordsPath=tmp_path / "file" / "bad")
+    batch = pa.record_batch({"body": pa.array([None], pa.binary())})
+    with pytest.raises(UsageError, match=r"badRecordsPath '.*/file/bad' can't be written"):
+        Task(chosen, [], Identity("w", 7, 3, 1), Recorder(QUEUES)).write([batch])
+
+
 def test_reserved_properties_can_be_left_out() -> None:
     pairs = [("UNIQ_KEY", "old"), ("TAGS", "old"), ("mine", "kept"), ("CLUSTER", "old")]
     batch = pa.record_batch({"body": ["a", "b"], "properties": pa.array([pairs, None], MAP)})
@@ -362,6 +370,44 @@ def test_json_bodies() -> None:
     ]
 
 
+def test_keys_of_json_maps_are_texts_as_their_values_would_be() -> None:
+    kinds: list[tuple[pa.DataType, Any, str]] = [
+        (pa.bool_(), True, "true"),
+        (pa.int32(), 7, "7"),
+        (pa.float64(), 1.5, "1.5"),
+        (pa.decimal128(10, 2), decimal.Decimal("1.50"), "1.50"),
+        (pa.binary(), b"\x00\xff", "AP8="),
+        (pa.date32(), datetime.date(2024, 1, 2), "2024-01-02"),
+        (pa.timestamp("us", "UTC"), 0, "1970-01-01T00:00:00.000000Z"),
+        (pa.string(), 'q"', 'q"'),
+    ]
+    for kind, key, text in kinds:
+        batch = pa.record_batch({"m": pa.array([[(key, 1)]], pa.map_(kind, pa.int64()))})
+        (found,) = json_bodies(batch, ["m"]).to_pylist()
+        assert json.loads(found) == {"m": {text: 1}}
+
+
+def test_json_has_times_of_any_year_however_deep() -> None:
+    far_us, far_day = 300_000_000_000_000_000, 2_932_901
+    zoned, plain = pa.timestamp("us", "Europe/Zurich"), pa.timestamp("us")
+    day = pa.array([far_day], pa.int32()).cast(pa.date32())
+    batch = pa.record_batch(
+        {
+            "flat": pa.array([far_us], zoned),
+            "list": pa.array([[far_us, None]], pa.list_(zoned)),
+            "map": pa.array([[("k", far_us)]], pa.map_(pa.string(), plain)),
+            "deep": pa.StructArray.from_arrays([day], ["day"]),
+        }
+    )
+    (found,) = json_bodies(batch, batch.schema.names).to_pylist()
+    assert json.loads(found) == {
+        "flat": "11476-08-15T05:20:00.000000Z",
+        "list": ["11476-08-15T05:20:00.000000Z", None],
+        "map": {"k": "11476-08-15T05:20:00.000000"},
+        "deep": {"day": "10000-01-05"},
+    }
+
+
 # --------------------------------------------------------------------------------------- schemas
 
 
@@ -400,6 +446,11 @@ def schema(text: str) -> types.StructType:
         ("v variant", {"bodyFormat": "json"}, ["'v' has the type variant"]),
         ("a array<interval>", {"bodyFormat": "json"}, ["'a' has the type interval year"]),
         ("id int, Tags string", {"bodyFormat": "json"}, ["'Tags' would go into the body"]),
+        (
+            "id int, Bad_Reason string",
+            {"bodyFormat": "json", "badRecordsPath": "/x"},
+            ["'Bad_Reason' has the name of a column that badRecordsPath adds"],
+        ),
     ],
 )
 def test_schemas_that_cannot_be_written(
@@ -440,6 +491,8 @@ def test_json_takes_all_columns_without_another_meaning() -> None:
         ({"batchBytes": "8m"}, "maxMessageBytes"),
         ({"maxInFlight": "0"}, "maxInFlight"),
         ({"badRecordsPath": ""}, "badRecordsPath"),
+        ({"requestTimeout": "0"}, "requestTimeout.*more than nothing"),
+        ({"sendTimeout": "0s"}, "sendTimeout.*more than nothing"),
         ({"accessKey": "me"}, "secretKey"),
     ],
 )

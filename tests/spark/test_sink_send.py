@@ -228,6 +228,20 @@ def test_queues_that_change_between_attempts_lose_nothing(broker: LocalBroker) -
     assert all(len(of_body) == 1 for of_body in keys.values())
 
 
+def test_queues_that_went_fail_one_attempt_and_are_asked_for_by_the_next(
+    broker: LocalBroker,
+) -> None:
+    chosen = options(broker.namesrv, sendTimeout="5s")
+    broker.create_topic("t", queues=8)
+    run_task(chosen, [rows(100)])
+    broker.create_topic("t", queues=2)
+    with pytest.raises(SendFailed, match="it has 2 read and 2 write queues"):
+        run_task(chosen, [rows(100, 100)], batch=1)
+    totals, _, _ = run_task(chosen, [rows(100, 100)], batch=1)  # the same worker, at once
+    assert totals.messages + totals.duplicates == 100
+    assert {f"body {n}" for n in range(100, 200)} <= set(bodies(broker))
+
+
 def test_a_topic_that_does_not_exist_is_made_by_the_broker(broker: LocalBroker) -> None:
     run_task(options(broker.namesrv, topic="made-now"), [rows(10)])
     assert len(read_topic(broker.namesrv, "made-now")) == 10

@@ -24,13 +24,16 @@ from cometmq.client.admin_asking import (
     leaders,
     own_names,
     queue_table,
+    raise_failed,
     readers,
     route_of,
     topic_names,
+    try_each,
 )
 from cometmq.client.routes import TEMPLATE_TOPIC, Route
 from cometmq.client.session import Session
 from cometmq.errors import (
+    CometError,
     NoRoute,
     RequestRefused,
     RequestTimeout,
@@ -40,6 +43,7 @@ from cometmq.errors import (
 from cometmq.message import MessageQueue
 from cometmq.wire import bodies
 from cometmq.wire.codes import Perm, RequestCode, ResponseCode
+from cometmq.wire.frame import Frame
 from cometmq.wire.headers import CreateTopicHeader, to_ext
 
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
@@ -302,18 +306,31 @@ async def topics(session: Session, *, with_system: bool) -> list[str]:
 
 
 async def system_topics(session: Session) -> set[str]:
-    """What brokers made for themselves: 304 names a broker to ask, 305 asks it; all are asked."""
+    """What brokers made for themselves; an error if one of them does not tell."""
+    found, failed = await try_system_topics(session)
+    if failed:
+        raise_failed("listing system topics", {}, failed)
+    return found
+
+
+async def try_system_topics(session: Session) -> tuple[set[str], dict[str, CometError]]:
+    """As far as brokers tell, and those that don't. 304 names a broker to ask, 305 asks it; all are
+    asked."""
     answer = await session.call_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, {})
     found = _topic_list(answer.body)
     known = await brokers_of(session)
     places = {name: known.any(name) for name in known.by_name}
-    what = "listing system topics"
     code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-    for one in (await call_each(session, places, code, what=what)).values():
+
+    async def ask(name: str, address: str) -> Frame:
+        return await call(session, address, code, name=name)
+
+    done, failed = await try_each(places, ask)
+    for one in done.values():
         found |= _topic_list(one.body)
     for name, broker in known.by_name.items():  # replies to requests come through these
         found |= {name, broker.cluster, f"{broker.cluster}_REPLY_TOPIC"}
-    return found
+    return found, failed
 
 
 def _topic_list(body: bytes) -> set[str]:

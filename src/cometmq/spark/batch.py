@@ -87,9 +87,12 @@ def planned(
     for queue in sorted(starts):
         low, high = look.begins[queue], look.ends[queue]
         begin, end = starts[queue], ends[queue]
-        if begin > high or end > high:
-            beyond = f"{text_of(queue)} ends at {high}"
-            raise UsageError(f"{beyond}: startingOffsets or endingOffsets {max(begin, end)} is not")
+        for option, at in (("startingOffsets", begin), ("endingOffsets", end)):
+            if at > high:
+                raise UsageError(
+                    f"{text_of(queue)} ends at {high}: {option} {at} is behind that (of a group: "
+                    "the topic was made anew, or its broker lost its end)"
+                )
         if begin < low and begin < end:
             lost = DataLost(
                 text_of(queue), begin, min(low, end), f"the queue begins at {low} now (retention)"

@@ -1,7 +1,8 @@
 """What the driver asks of a cluster: which queues there are, where they begin and end.
 
 Owns: one client of the connector and its questions. One rule: a broker that does not answer is
-"away", which is no loss; "gone" is only what a broker that answers does not have any more.
+"away", which is no loss; "gone" is only what a broker that answers does not have any more. While no
+name server answers, what they said before holds: they only know where brokers are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cometmq.client import admin_topics
+from cometmq.client.admin_asking import own_names, topic_names
 from cometmq.client.background import background
 from cometmq.client.reading import Filter, Reader
 from cometmq.client.received import read_all
@@ -36,6 +38,15 @@ from cometmq.wire.codes import RequestCode, ResponseCode
 log = logging.getLogger("cometmq.spark")
 
 AT_ONCE = 64  # questions under way
+_BUSY = frozenset(
+    (
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals that pass by themselves."""
 SAMPLE_COUNT = 32
 T = TypeVar("T")
 
@@ -51,6 +62,8 @@ class Look:
     """Queues that nobody answers for at the moment, and why."""
     gone: dict[MessageQueue, str] = field(default_factory=dict)
     """Queues that were known and that their broker does not have any more, and why."""
+    stale: str = ""
+    """Why the queues are those of a look before, if they are: no name server answers."""
 
 
 class Cluster:
@@ -60,6 +73,10 @@ class Cluster:
         self._options = options
         self._session: Session | None = None
         self._reader: Reader | None = None
+        self._system: set[str] = set()
+        """Topics that brokers have for themselves, as far as they told."""
+        self._names: list[str] | None = None
+        """What a pattern was held against the last time."""
 
     def __enter__(self) -> Cluster:
         return self
@@ -101,7 +118,7 @@ class Cluster:
         self, session: Session, reader: Reader, queues: set[MessageQueue] | None
     ) -> Look:
         known = queues or set()
-        routes, missing = await self._routes(session, known)
+        routes, missing, stale = await self._routes(session, known)
         if missing and queues is None and self._options.topic_pattern is None:
             topic = min(missing)
             raise NoRoute(topic, missing[topic])
@@ -111,7 +128,7 @@ class Cluster:
                 if self._is_chosen(queue):
                     broker = route.brokers[queue.broker]
                     found[queue] = broker.leader or broker.any or ""
-        look = Look(addresses=found)
+        look = Look(addresses=found, stale=stale)
 
         async def ask(queue: MessageQueue) -> None:
             try:
@@ -120,9 +137,12 @@ class Cluster:
                 look.away[queue] = str(error)
                 return
             except RequestRefused as error:
-                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                if error.code in _BUSY:
+                    look.away[queue] = str(error)
+                elif error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    look.gone[queue] = f"its broker says {error.remark}"
+                else:
                     raise
-                look.gone[queue] = f"its broker says {error.remark}"
                 return
             # An empty queue whose file is yet to be made may tell an end of 0 and a begin of -1.
             look.begins[queue], look.ends[queue] = max(begin, 0), max(end, begin, 0)
@@ -131,13 +151,14 @@ class Cluster:
         lacking = sorted(known - set(found))
         wanted = sorted(self._assigned() - set(found) - set(lacking))
         if lacking or wanted:
-            await self._explain(session, look, [*lacking, *wanted], missing)
+            await self._explain(session, look, [*lacking, *wanted], routes, missing)
         return look
 
     async def _routes(
         self, session: Session, known: set[MessageQueue]
-    ) -> tuple[dict[str, Route], dict[str, str]]:
-        """Routes asked for anew, and the topics that have none, with the reason."""
+    ) -> tuple[dict[str, Route], dict[str, str], str]:
+        """Routes asked for anew; the topics that have none, with the reason; and why some routes
+        are those of before, if no name server answers."""
         options = self._options
         if options.assign is not None:
             names = list(options.assign)
@@ -146,13 +167,16 @@ class Cluster:
         else:
             assert options.topic_pattern is not None
             wanted = re.compile(options.topic_pattern)
-            # Retry and dead letter topics are hidden from those who don't ask for them by name.
-            is_hidden_wanted = options.topic_pattern.startswith("%")
-            listed = await admin_topics.topics(session, with_system=is_hidden_wanted)
-            names = [name for name in listed if wanted.fullmatch(name)]
-            names += sorted({queue.topic for queue in known} - set(names))
+            try:
+                self._names = await self._listed(session)
+            except (ConnectionLost, RequestTimeout):
+                if self._names is None:
+                    raise
+            listed = {*self._names, *(queue.topic for queue in known)}
+            names = sorted(name for name in listed if wanted.fullmatch(name))
         routes: dict[str, Route] = {}
         missing: dict[str, str] = {}
+        untold: dict[str, str] = {}
 
         async def ask(topic: str) -> None:
             try:
@@ -163,9 +187,32 @@ class Cluster:
             except NoRoute as error:
                 session.routes.forget(topic)
                 missing[topic] = error.reason
+            except (ConnectionLost, RequestTimeout) as error:
+                former = session.routes.get(topic)
+                if former is None:
+                    raise
+                routes[topic] = former
+                untold[topic] = str(error)
 
         await _each(ask, names)
-        return routes, missing
+        return routes, missing, next(iter(untold.values()), "")
+
+    async def _listed(self, session: Session) -> list[str]:
+        """What a pattern is held against: users' topics, and those of retries and dead letters if
+        it has the % that their names begin with."""
+        assert self._options.topic_pattern is not None
+        found, failed = await admin_topics.try_system_topics(session)
+        for name, error in sorted(failed.items()):
+            if not isinstance(error, ConnectionLost | RequestTimeout):
+                raise error
+            # It is away: what it told before still holds, and the others go on.
+            log.info("system_topics_untold broker=%s reason=%s", name, error)
+        self._system |= found
+        names = [one for one in await topic_names(session) if one not in self._system]
+        if "%" not in self._options.topic_pattern:
+            hidden = (admin_topics.RETRY_PREFIX, admin_topics.DLQ_PREFIX)
+            names = [one for one in names if not one.startswith(hidden)]
+        return own_names(session, names)
 
     def _is_chosen(self, queue: MessageQueue) -> bool:
         assign = self._options.assign
@@ -186,13 +233,25 @@ class Cluster:
         session: Session,
         look: Look,
         lacking: Iterable[MessageQueue],
+        routes: Mapping[str, Route],
         missing: Mapping[str, str],
     ) -> None:
-        """Queues that no route has: their broker is away, or it does not have them any more."""
-        answer = await session.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        """Queues that no route has: their broker is away, or it does not have them any more. Or a
+        query was started again with options that leave them out."""
+        try:
+            answer = await session.call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        except (ConnectionLost, RequestTimeout) as error:
+            look.away.update(dict.fromkeys(lacking, str(error)))
+            return
         table = bodies.load_object(answer.body, "cluster").get("brokerAddrTable") or {}
         for queue in lacking:
-            if queue.broker not in table:
+            is_asked = queue.topic in routes or queue.topic in missing
+            if not is_asked or not self._is_chosen(queue):
+                look.gone[queue] = (
+                    "the checkpoint has it, and the options topic, topicPattern or assign do not "
+                    "choose it any more (failOnDataLoss=false lets it go)"
+                )
+            elif queue.broker not in table:
                 look.away[queue] = f"broker {queue.broker} is not registered"
             elif queue.topic in missing:
                 look.gone[queue] = f"the topic does not exist: {missing[queue.topic]}"

@@ -161,3 +161,11 @@ def span_ms(value: str) -> int:
         raise ValueError("must be a time span such as 500ms, 30s, 15m or 1h")
     unit = (found[2] or "").lower()
     return int(found[1]) * (86_400_000 if unit == "d" else _SPAN_UNITS[unit])
+
+
+def timeout_ms(value: str) -> int:
+    """A span that leaves time for an answer."""
+    found = span_ms(value)
+    if not found:
+        raise ValueError("must be more than nothing, such as 500ms or 30s")
+    return found

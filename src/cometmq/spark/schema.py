@@ -52,6 +52,9 @@ COLUMNS: dict[str, DataType] = {
     "sys_flag": IntegerType(),
 }
 
+MAY_LACK = ("keys", "tags")
+"""Columns that are null where a message has no such thing."""
+
 
 def schema_of(columns: Sequence[str] | None = None) -> StructType:
     """The schema of all columns, or of these in this order."""
@@ -75,6 +78,12 @@ def check_schema(schema: StructType, columns: Sequence[str] | None) -> None:
             raise UsageError(
                 f"column {field.name!r} of the schema is {field.dataType.simpleString()}; the "
                 f"rocketmq source has it as {wanted.simpleString()}: cast it after reading"
+            )
+        if field.name in MAY_LACK and not field.nullable:
+            # Spark would believe it: wrong counts of nulls, or a NullPointerException.
+            raise UsageError(
+                f"column {field.name!r} of the schema is NOT NULL, and messages may lack it: leave "
+                "NOT NULL out and filter after reading"
             )
     if columns is not None and list(columns) != schema.names:
         raise UsageError(

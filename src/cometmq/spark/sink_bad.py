@@ -25,13 +25,13 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from cometmq.errors import UsageError
+from cometmq.spark.sink_columns import BAD_COLUMNS
 from cometmq.spark.sink_json import json_bodies
 
 log = logging.getLogger("cometmq.spark")
 
 TEMPORARY = "_temporary"
 ENDINGS = {"parquet": ".parquet", "json": ".jsonl"}
-OWN_COLUMNS = ("bad_reason", "bad_row", "bad_partition", "bad_batch")
 
 
 def place(path: str) -> tuple[Any, str]:
@@ -66,7 +66,7 @@ class BadRecords:
         count = len(reasons)
         table = pa.Table.from_batches([batch])
         for name, values in zip(
-            OWN_COLUMNS,
+            BAD_COLUMNS,
             (
                 pa.array(reasons, pa.string()),
                 pa.array(numbers, pa.int64()),
@@ -88,8 +88,14 @@ class BadRecords:
 
     def _open(self, schema: pa.Schema) -> None:
         folder = f"{self._folder}/{TEMPORARY}"
-        self._system.create_dir(folder, recursive=True)
-        self._sink = self._system.open_output_stream(f"{folder}/{self.temporary}")
+        try:
+            self._system.create_dir(folder, recursive=True)
+            self._sink = self._system.open_output_stream(f"{folder}/{self.temporary}")
+        except OSError as error:
+            raise UsageError(
+                f"a bad row can't be kept: badRecordsPath {self._folder!r} can't be written from "
+                f"this executor: {error}"
+            ) from None
         if self._kind == "parquet":
             self._writer = pq.ParquetWriter(self._sink, schema)
 

@@ -37,6 +37,8 @@ from pyspark.sql.types import (
 from cometmq.errors import UsageError
 from cometmq.spark.sink_options import SinkOptions
 
+BAD_COLUMNS = ("bad_reason", "bad_row", "bad_partition", "bad_batch")
+"""What a row that is set aside gets beside its own columns."""
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "topic": ((StringType,), "string"),
@@ -78,6 +80,14 @@ def check_schema(schema: StructType, options: SinkOptions) -> list[str]:
             faults.append(f"column {one.name!r} is unknown")
         elif not _fits(one.dataType, known[0]):
             faults.append(f"column {one.name!r} is {one.dataType.simpleString()}, not {known[1]}")
+    if options.bad_records_path is not None:
+        for name in fields:
+            # Twice in one file, in whichever case, and Spark can't read it any more.
+            if name.lower() in BAD_COLUMNS:
+                faults.append(
+                    f"column {name!r} has the name of a column that badRecordsPath adds: rename it "
+                    "or leave it out"
+                )
     faults += _combination_faults(names, fields, options)
     if faults:
         known_names = ", ".join(_TYPES)

@@ -2,13 +2,13 @@
 
 Owns: how a value of each type looks in JSON. One rule: as Spark's to_json does by default: fields
 that are null are left out; NaN and infinities are texts; binary is base64; times are ISO 8601 in
-UTC. Plain columns are made in bulk; nested ones value by value.
+UTC, of any year; keys of maps are texts of the same form. Plain columns are made in bulk; nested
+ones value by value.
 """
 
 from __future__ import annotations
 
 import base64
-import datetime
 import decimal
 import math
 from typing import Any
@@ -98,11 +98,30 @@ def _escaped(column: pa.Array) -> pa.Array:
 
 def _one_by_one(column: pa.Array) -> pa.Array:
     kind = column.type
+    numbers = _times_as_numbers(kind)
+    values = column if numbers == kind else column.cast(numbers)
     texts = [
         None if value is None else msgspec.json.encode(_plain(value, kind)).decode()
-        for value in column.to_pylist()
+        for value in values.to_pylist()
     ]
     return pa.array(texts, pa.large_string())
+
+
+def _times_as_numbers(kind: pa.DataType) -> pa.DataType:
+    """Python has no dates outside of the years 1 to 9999, Spark has."""
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_map(kind):
+        return pa.map_(_times_as_numbers(kind.key_type), _times_as_numbers(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_times_as_numbers(one.type)) for one in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_times_as_numbers(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_times_as_numbers(kind.value_type))
+    return kind
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -110,12 +129,18 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_map(kind):
-        return {str(name): _plain(item, kind.item_type) for name, item in value}
+        return {
+            _key(_plain(name, kind.key_type)): _plain(item, kind.item_type) for name, item in value
+        }
     if pa.types.is_struct(kind):
         fields = ((one.name, one.type) for one in kind)
         return {n: _plain(value[n], t) for n, t in fields if value[n] is not None}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [_plain(item, kind.value_type) for item in value]
+    if pa.types.is_timestamp(kind):
+        return f"{np.datetime64(value, kind.unit)}{'Z' if kind.tz else ''}"
+    if pa.types.is_date32(kind):
+        return str(np.datetime64(value, "D"))
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float):
@@ -125,10 +150,11 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return float(str(np.float32(value))) if pa.types.is_float32(kind) else value
     if isinstance(value, decimal.Decimal):
         return msgspec.Raw(format(value, "f").encode())
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return value.astimezone(datetime.UTC).replace(tzinfo=None).isoformat() + "Z"
-    if isinstance(value, datetime.date):
-        return value.isoformat()
     if isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def _key(plain: Any) -> str:
+    """The key of a map as a text: what it would be as a value, without more quotes."""
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from cometmq.client.outgoing import MAX_GROUP_CHARS, check_name, check_topic
 from cometmq.errors import UsageError
-from cometmq.spark.options import Option, boolean, integer, one_of, parse, size_bytes, span_ms, text
+from cometmq.spark.options import (
+    Option,
+    boolean,
+    integer,
+    one_of,
+    parse,
+    size_bytes,
+    text,
+    timeout_ms,
+)
 from cometmq.spark.tls import TLS_OPTIONS, Access, access_of, with_access_file
 
 WHAT = "the rocketmq sink"
@@ -60,10 +69,10 @@ TABLE = (
     Option("batchBytes", size_bytes, 1024 * 1024, help="bytes of one request, at most"),
     Option("maxMessageBytes", size_bytes, 4 * 1024 * 1024, help="the broker's maxMessageSize"),
     Option("maxInFlight", integer(1, 1024), 32, help="requests of one task without an answer"),
-    Option("requestTimeout", span_ms, 10_000, help="how long one request waits for its answer"),
+    Option("requestTimeout", timeout_ms, 10_000, help="how long one request waits for its answer"),
     Option(
         "sendTimeout",
-        span_ms,
+        timeout_ms,
         120_000,
         help="how long a task tries, without any progress in a queue, before it fails",
     ),

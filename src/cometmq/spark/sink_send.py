@@ -321,6 +321,9 @@ class TaskSender:
             request.tries += 1
             self._note(lane, request, refusal)
         else:
+            # Perhaps the topic lost this queue: the next attempt in this process asks for the route
+            # anew. Not after other failures: with other queues it would be another producer.
+            self._session.routes.forget(lane.queue.topic)
             raise self._failure(request, refusal)
 
     def _note(self, lane: _Lane, request: Request, error: CometError) -> None:

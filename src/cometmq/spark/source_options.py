@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from cometmq.client.outgoing import MAX_GROUP_CHARS, check_name
 from cometmq.errors import UsageError
 from cometmq.spark.options import (
     Option,
@@ -22,6 +23,7 @@ from cometmq.spark.options import (
     size_bytes,
     span_ms,
     text,
+    timeout_ms,
 )
 from cometmq.spark.tls import TLS_OPTIONS, Access, access_of, with_access_file
 
@@ -29,6 +31,7 @@ EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
 DEFAULT_GROUP = "CID_COMETMQ_SPARK"
 """Pulls are made in some group's name; offsets are stored for it only when asked for."""
 MAX_ROWS = 1 << 50
+MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999
 
 Offsets = dict[str, dict[str, dict[int, int | str]]]
 """Topic to broker to queue: an offset, or one of the words."""
@@ -39,6 +42,11 @@ def names(value: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("must name at least one, separated by commas")
     return found
+
+
+def group_name(value: str) -> str:
+    check_name(text(value), "consumer group", MAX_GROUP_CHARS)
+    return text(value)
 
 
 def pattern(value: str) -> str:
@@ -53,6 +61,8 @@ def time_ms(value: str) -> int:
     """Milliseconds since 1970, or ISO 8601; a time without a zone is UTC."""
     word = value.strip()
     if word.isdecimal():
+        if int(word) > MAX_TIME_MS:
+            raise ValueError("is after the year 9999: must be milliseconds since 1970")
         return int(word)
     try:
         when = datetime.fromisoformat(word)
@@ -79,11 +89,12 @@ def offsets(value: str) -> str | Offsets:
         if not isinstance(queues, dict):
             raise ValueError(wanted)
         of_broker = found.setdefault(topic, {}).setdefault(broker, {})
-        for number, offset in queues.items():
+        for number, given in queues.items():
+            offset = given.strip().lower() if isinstance(given, str) else given
             is_word = offset in (EARLIEST, LATEST, GROUP)
             is_number = type(offset) is int and offset >= 0
             if not number.isdecimal() or not (is_word or is_number):
-                raise ValueError(f"{topic}/{broker}/{number}: {offset!r}; {wanted}")
+                raise ValueError(f"{topic}/{broker}/{number}: {given!r}; {wanted}")
             of_broker[int(number)] = offset
     return found
 
@@ -119,7 +130,7 @@ TABLE = (
     Option("topic", names, None, "topics to read, separated by commas"),
     Option("topicPattern", pattern, None, "a regular expression that whole topic names match"),
     Option("assign", assign, None, "queues to read, as JSON by topic and broker"),
-    Option("group", text, None, "the consumer group in whose name is read"),
+    Option("group", group_name, None, "the consumer group in whose name is read"),
     Option("startingOffsets", offsets, None, "earliest, latest, group, or JSON by queue"),
     Option("endingOffsets", offsets, None, "batch only: latest, group, or JSON by queue"),
     Option("startingTimestamp", time_ms, None, "begin with what was stored at this time or later"),
@@ -136,7 +147,7 @@ TABLE = (
     Option("columns", names, None, "columns to decode, separated by commas"),
     Option("commitOffsetsToGroup", boolean, False, "store what is read as the group's offsets"),
     Option("pullBatchSize", integer(1, 100_000), 1024, "messages asked for in one pull"),
-    Option("requestTimeout", span_ms, 10_000, "how long an answer of a server may take"),
+    Option("requestTimeout", timeout_ms, 10_000, "how long an answer of a server may take"),
     *TLS_OPTIONS,
 )
 STREAM_ONLY = (
@@ -229,6 +240,7 @@ def _check_together(values: Mapping[str, Any], given: set[str], streaming: bool 
     ):
         if values[one] is not None and values[other] is not None:
             raise UsageError(f"the options {one} and {other} contradict each other: give one")
+    _check_order(values)
     if values["endingOffsets"] == EARLIEST:
         raise UsageError("endingOffsets 'earliest' would read nothing")
     if values["sql92"] is not None and values["tags"] != "*":
@@ -251,6 +263,31 @@ def _check_together(values: Mapping[str, Any], given: set[str], streaming: bool 
         if name.lower() in given:
             kind = "batch read" if streaming else "stream"
             raise UsageError(f"the option {name!r} is for a {kind} only")
+
+
+def _check_order(values: Mapping[str, Any]) -> None:
+    """An end before its start would read nothing, and nobody would know why."""
+    first, last = values["startingTimestamp"], values["endingTimestamp"]
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"endingTimestamp {last} is before startingTimestamp {first}: swap them")
+    starts, ends = _exact(values["startingOffsets"]), _exact(values["endingOffsets"])
+    for place in sorted(starts.keys() & ends.keys()):
+        if starts[place] > ends[place]:
+            raise UsageError(
+                f"endingOffsets of {'/'.join(map(str, place))}, {ends[place]}, is before its "
+                f"startingOffsets, {starts[place]}"
+            )
+
+
+def _exact(value: str | Offsets | None) -> dict[tuple[str, str, int], int]:
+    """The offsets that are numbers, by topic, broker and queue."""
+    return {
+        (topic, broker, number): offset
+        for topic, brokers in (value.items() if isinstance(value, dict) else ())
+        for broker, queues in brokers.items()
+        for number, offset in queues.items()
+        if isinstance(offset, int)
+    }
 
 
 def _words(value: str | Offsets | None) -> set[str]:

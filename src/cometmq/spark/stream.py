@@ -10,7 +10,8 @@ is read; so a batch that is repeated reads the same messages, and nothing falls 
     new queue   begins at its first message, "from" in the end offset of the batch that found it
     loss        a queue that begins behind us, ends before us or is gone: DataLost, or a warning
                 and a count in the offset ("lost") with failOnDataLoss=false
-    away        a broker that does not answer keeps its offsets; the others go on
+    away        a broker that does not answer keeps its offsets; the others go on. Without a name
+                server the queues that are known go on
 
 Spark hands `latestOffset` the offset up to which all batches have ended. That is when it is
 committed to the consumer group: after every batch, the last of an availableNow run included, and
@@ -181,6 +182,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch begins with each queue that answers, and how much is lost."""
         lost = 0
         found: Positions = {}
+        if look.stale:
+            self._tell_once(f"name_server_away reason={look.stale} action=go on with known queues")
         for queue, why in sorted(look.away.items()):
             self._tell_once(f"broker_away queue={text_of(queue)} reason={why}")
         for queue, why in sorted(look.gone.items()):

@@ -18,6 +18,13 @@ def test_names_may_be_spelt_in_any_case() -> None:
     assert (found.namesrv, found.topics, found.fails_on_loss) == ("x:1", ("a", "b"), False)
 
 
+def test_words_may_be_spelt_in_any_case() -> None:
+    text = '{"t": {"b": {"0": "Earliest", "1": "LATEST", "2": 7}}}'
+    found = SourceOptions.parse({**GOOD, "startingOffsets": text})
+    assert found.start == {"t": {"b": {0: "earliest", 1: "latest", 2: 7}}}
+    assert SourceOptions.parse({**GOOD, "startingOffsets": "Latest"}).start == "latest"
+
+
 def test_a_stream_begins_with_what_is_new_and_a_batch_with_everything() -> None:
     assert SourceOptions.parse(GOOD, streaming=True).start == "latest"
     assert SourceOptions.parse(GOOD, streaming=False).start == "earliest"
@@ -42,6 +49,19 @@ def test_a_stream_begins_with_what_is_new_and_a_batch_with_everything() -> None:
         ({"startingOffsets": '{"t": {"b": {"0": "group"}}}'}, "need the option 'group'"),
         ({"endingOffsets": "earliest"}, "would read nothing"),
         ({"startingTimestamp": "yesterday"}, "milliseconds since 1970 or a time such as"),
+        ({"startingTimestamp": "9" * 20}, "after the year 9999"),
+        (
+            {"startingTimestamp": "2026-03-02", "endingTimestamp": "2026-03-01"},
+            "is before starting",
+        ),
+        (
+            {
+                "startingOffsets": '{"t": {"b": {"0": 1, "1": 6}}}',
+                "endingOffsets": '{"t": {"b": {"0": 1, "1": 5}}}',
+            },
+            "endingOffsets of t/b/1, 5, is before its startingOffsets, 6",
+        ),
+        ({"group": "my group!"}, "consumer group 'my group!' may have only"),
         ({"startingTimestamp": "1", "startingOffsets": "latest"}, "contradict each other"),
         ({"endingTimestamp": "1", "endingOffsets": "latest"}, "contradict each other"),
         ({"maxOffsetsPerTrigger": "0"}, "from 1 to"),
@@ -61,6 +81,7 @@ def test_a_stream_begins_with_what_is_new_and_a_batch_with_everything() -> None:
         ({"tlsCaFile": "/x"}, "without tls=true"),
         ({"tls": "true", "tlsKeyFile": "/x"}, "without tlsCertFile"),
         ({"requestTimeout": "x"}, "a time span"),
+        ({"requestTimeout": "0s"}, "more than nothing"),
     ],
 )
 def test_what_is_wrong_is_named(more: dict[str, str], said: str) -> None:
