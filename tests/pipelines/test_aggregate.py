@@ -188,6 +188,24 @@ def test_the_reason_is_found_in_what_spark_wraps_it_in() -> None:
     assert reason_of(Exception(ours)) == "the disk is full"
     assert reason_of(Exception("\n[TABLE] not found\nmore")) == "[TABLE] not found"
     assert reason_of(KeyError()) == "KeyError"
+    assert reason_of(KeyError("amount")) == "KeyError: 'amount'"
+    worker = proxy.replace(
+        "RuntimeError: the disk is full",
+        "pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the "
+        'Python worker:\nTraceback (most recent call last):\n  File "y.py", line 2, in own\n'
+        "ValueError: boom",
+    )
+    assert reason_of(Exception(worker)) == "ValueError: boom"
+    java = (
+        "An error occurred while calling o445.mkdirs.\n: java.lang.RuntimeException: java.io."
+        "IOException: no\n\tat a.B.c(B.java:1)\nCaused by: java.io.IOException: /data: No space\n"
+    )
+    assert reason_of(Exception(java)) == "IOException: /data: No space"
+    within = proxy.replace("RuntimeError: the disk is full", f"py4j.protocol.Py4JJavaError: {java}")
+    assert reason_of(Exception(within)) == "IOException: /data: No space"
+    waited = Exception("Exception thrown in awaitResult: \n=== Streaming Query ===")
+    waited._cause = Exception("[STATE] not there")  # type: ignore[attr-defined]
+    assert reason_of(waited) == "[STATE] not there"
 
 
 class Reports:

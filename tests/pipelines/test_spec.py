@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
+from pyspark.sql import SparkSession
 
+from cometmq import Message, Producer
 from cometmq.errors import UsageError
-from cometmq.pipelines.spec import read_spec
+from cometmq.pipelines.running import PipelineFailed
+from cometmq.pipelines.spec import read_spec, run_spec
+from cometmq.testing.local import LocalBroker
+
+from .topics import lake_files
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipelines" / "orders-by-minute.toml"
 GOOD = """
@@ -57,7 +65,6 @@ def test_changes_are_values_of_their_kind(tmp_path: Path) -> None:
     ("old", "new", "told"),
     [
         ('name = "one"', "name = 7", ["$.name", "str"]),
-        ("[run]", "[runs]", ["run"]),
         ('format = "parquet"', 'format = "csv"', ["$.sink.format", "csv"]),
         ('path = "lake"', "", ["[sink]", "parquet", "path"]),
         ('format = "parquet"', 'format = "console"', ["[sink]", "console", "no path"]),
@@ -66,7 +73,16 @@ def test_changes_are_values_of_their_kind(tmp_path: Path) -> None:
         ('checkpoint = "checkpoint"', 'checkpoint = " "', ["[run]", "checkpoint", "empty"]),
         ("[run]", '[run]\ntrigger = "soon"', ["[run]", "soon", "available-now"]),
         ("[run]", '[run]\ntrigger = "10 s"', ["[run]", "10 s", "10 seconds"]),
-        ("[run]", "[run]\ncheckpont = 1", ["$.run", "checkpont"]),
+        ("[run]", "[run]\ncheckpont = 1", ["[run]", "'checkpont'", "did you mean 'checkpoint'?"]),
+        ("[run]", "[runs]", ["'runs'", "did you mean 'run'?"]),
+        ('format = "parquet"', 'fromat = "parquet"', ["[sink]", "'fromat'", "'format'"]),
+        ("[sink]", '[transform]\nquery = ""\n[sink]', ["[transform]", "'query'", "it has json"]),
+        ("[run]", 'partition_by = ["_day"]\n[run]', ["[sink]", "'_day'", "begin with _"]),
+        (
+            'format = "parquet"',
+            'format = "delta"\noptions = {compression = "zstd"}',
+            ["[sink.options]", "compression", "delta takes none"],
+        ),
         ('topic = "orders"', "", ["[source]", "topic", "topicPattern"]),
         (
             'topic = "orders"',
@@ -110,6 +126,50 @@ def test_a_transform_that_can_not_be_loaded_is_told(tmp_path: Path, code: str, t
     text = GOOD.replace("[sink]", '[transform]\npython = "own.py:f"\n[sink]')
     with pytest.raises(UsageError, match=rf"own\.py:f.*{told}"):
         read_spec(spec(tmp_path, text))
+
+
+OWN = """
+from pyspark.sql import functions as f
+
+def twice(text):
+    return text + text
+
+twice_of = f.udf(twice, "string", useArrow=False)
+
+def good(rows):
+    return rows.select(twice_of("keys").alias("keys"))
+
+def bad(rows):
+    return rows.select(f.udf(lambda text: {}[text], "string", useArrow=False)("keys").alias("x"))
+"""
+
+
+def test_a_transform_of_a_file_runs_on_workers_and_hides_no_module(
+    spark: SparkSession, rocketmq: LocalBroker, rocketmq_topic: str, tmp_path: Path
+) -> None:
+    """The file lies where workers don't look for modules, under a name that Python has too."""
+    (tmp_path / "queue.py").write_text(OWN)
+    with Producer("tests", namesrv=rocketmq.namesrv) as producer:
+        producer.send(Message(rocketmq_topic, b"x", keys="a"))
+    changes = [
+        f"source.namesrv={rocketmq.namesrv}",
+        f"source.topic={rocketmq_topic}",
+        "source.startingOffsets=earliest",
+        f"sink.path={tmp_path}/lake",
+        "sink.options.compression=gzip",
+    ]
+
+    def run(name: str) -> None:
+        more = [f"transform.python=queue.py:{name}", f"run.checkpoint={tmp_path}/{name}"]
+        run_spec(spark, read_spec(spec(tmp_path, GOOD), [*changes, *more]))
+
+    run("good")
+    (file,) = (parquet.ParquetFile(one) for one in lake_files(tmp_path / "lake"))
+    assert file.read().to_pylist() == [{"keys": "aa"}]
+    assert file.metadata.row_group(0).column(0).compression == "GZIP"
+    assert sys.modules["queue"] is queue
+    with pytest.raises(PipelineFailed, match=r"^one: KeyError: 'a'$"):
+        run("bad")
 
 
 def test_options_of_a_topic_as_sink_are_checked(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cometmq.pipelines.files import Files
@@ -57,9 +57,16 @@ class ParquetLake:
     """One writer's hand on a lake."""
 
     def __init__(
-        self, spark: SparkSession, path: str, writer: str, partition_by: Sequence[str] = ()
+        self,
+        spark: SparkSession,
+        path: str,
+        writer: str,
+        partition_by: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
     ) -> None:
+        """`options`: of Spark's Parquet writer."""
         self.path = path
+        self._options = dict(options or {})
         self._files = Files(spark, path)
         self._writer = writer
         self._home = f"{_HOME}/{writer}"
@@ -106,7 +113,7 @@ class ParquetLake:
         staging = f"{self._home}/staging/{number}"
         files = self._files
         files.delete(staging)
-        writer = rows.write.mode("overwrite")
+        writer = rows.write.mode("overwrite").options(**self._options)
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
         writer.parquet(files.at(staging))

@@ -57,7 +57,7 @@ def start_to(
         return writer.format(format)
     if path is None:
         raise UsageError(f"a lake of format {format} needs a path")
-    lake = open_lake(spark, format, path, checkpoint, partition_by)
+    lake = open_lake(spark, format, path, checkpoint, partition_by, options)
 
     def write(rows: DataFrame, batch_id: int) -> None:
         lake.write(rows, batch_id)
@@ -66,17 +66,34 @@ def start_to(
 
 
 def open_lake(
-    spark: SparkSession, format: str, path: str, checkpoint: str, partition_by: Sequence[str] = ()
+    spark: SparkSession,
+    format: str,
+    path: str,
+    checkpoint: str,
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
 ) -> Lake:
-    """The lake of a format, with the hand of the stream that has this checkpoint."""
+    """The lake of a format, with the hand of the stream that has this checkpoint. `options`: of
+    Spark's Parquet writer (compression)."""
+    check_partitions(format, partition_by)
     if format == "parquet":
-        return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by)
+        return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by, options)
     if format in ("delta", "iceberg"):
         from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake
 
         kind = DeltaLake if format == "delta" else IcebergLake
         return kind(path, writer_of(spark, checkpoint), partition_by)
     raise UsageError(f"unknown lake format {format!r}: it is parquet, delta or iceberg")
+
+
+def check_partitions(format: str, columns: Sequence[str]) -> None:
+    """UsageError for a column whose folders no reader would look into."""
+    hidden = [name for name in columns if name.startswith(("_", "."))]
+    if format == "parquet" and hidden:
+        raise UsageError(
+            f"partition_by {hidden[0]!r}: readers of Parquet pass over folders that begin with _ "
+            "or a dot, with all rows in them: name the column otherwise (SELECT ... AS)"
+        )
 
 
 def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
