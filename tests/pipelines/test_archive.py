@@ -383,14 +383,15 @@ def test_tables_take_a_batch_once(
 
     topic = f"arc-{kind}"
     send(rocketmq, topic, range(60), properties=lambda n: {"n": str(n)})
-    lake = tmp_path / "lake"
+    lake = tmp_path / "the lake"  # in addresses a space is %20
     words: Any = {"namesrv": rocketmq.namesrv, "topic": topic, "format": kind, "tell": print}
     outcome = archive(spark, lake=str(lake), rows_per_batch=40, compact=kind == "delta", **words)
     assert outcome.rows == 60 and outcome.batches == 2
     assert sorted(int(one) for one in _table(kind, lake).column("body").to_pylist()) == [*range(60)]
+    assert [one.name for one in tmp_path.iterdir()] == [lake.name]
     # A replayed batch: the same writer, the same number.
     again = open_lake(spark, kind, str(lake), str(lake / "_cometmq/checkpoint"), ["topic"])
-    rows = spark.createDataFrame([], "topic string")
+    rows = spark.createDataFrame([("t",)], "topic string")
     assert again.write(rows, 1) == 0
     assert _table(kind, lake).num_rows == 60
     assert dict(_table(kind, lake).to_pylist()[0]["properties"])["n"].isdigit()
@@ -403,6 +404,9 @@ def test_tables_take_a_batch_once(
     assert told.rows == 60
     again = read_topic(rocketmq.namesrv, f"{topic}-again")
     assert sorted(int(one.body) for one in again) == [*range(60)]
+    # Rows of another format beside it would be seen by nobody who reads the table.
+    with pytest.raises(UsageError, match=f"written as {kind.title()}.*format={kind}"):
+        archive(spark, lake=f"{lake}/", namesrv=rocketmq.namesrv, topic=topic)
     with pytest.raises(UsageError, match="no lake at"):
         compact_lake(spark, lake=str(tmp_path / "gone"))
 
@@ -414,8 +418,16 @@ def _table(kind: str, lake: Path) -> pa.Table:
         return pa.table(deltalake.DeltaTable(str(lake)).to_pyarrow_table())
     from pyiceberg.catalog.sql import SqlCatalog
 
-    catalog = SqlCatalog("cometmq", uri=f"sqlite:///{lake}/catalog.db", warehouse=lake.as_uri())
+    catalog = SqlCatalog("cometmq", uri=f"sqlite:///{lake}/catalog.db", warehouse="unused")
     return catalog.load_table("cometmq.messages").scan().to_arrow()
+
+
+def test_a_lake_keeps_its_format(spark: SparkSession, tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    (tmp_path / "topic=t").mkdir()
+    (tmp_path / "topic=t" / "one.parquet").touch()
+    with pytest.raises(UsageError, match=r"written as Parquet.*format=parquet"):
+        archive(spark, lake=str(tmp_path), namesrv="127.0.0.1:1", topic="t", format="delta")
 
 
 def test_settings_are_checked(spark: SparkSession, tmp_path: Path) -> None:

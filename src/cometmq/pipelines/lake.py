@@ -47,7 +47,7 @@ def writer_of(spark: SparkSession, checkpoint: str) -> str:
     return files.read(_WRITER).decode()
 
 
-def _compute(rows: DataFrame) -> None:
+def work_through(rows: DataFrame) -> None:
     """Work a replayed batch through without writing it: a stream with state (windows, duplicates)
     moves its state on only if it does, and Spark refuses the next batch if it did not."""
     rows.write.format("noop").mode("overwrite").save()
@@ -79,10 +79,10 @@ class ParquetLake:
         done, moving = f"{self._home}/{number}.done", f"{self._home}/{number}.moving"
         if files.exists(done):
             log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
-            _compute(rows)
+            work_through(rows)
             return 0
         if files.exists(moving):
-            _compute(rows)
+            work_through(rows)
         else:
             self._stage(rows, number)
         moves: dict[str, str] = json.loads(files.read(moving))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cometmq.errors import UsageError
+from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import ParquetLake, writer_of
 from cometmq.pipelines.outbox import Outbox, is_row_by_row
 
@@ -76,11 +77,13 @@ def open_lake(
     """The lake of a format, with the hand of the stream that has this checkpoint. `options`: of
     Spark's Parquet writer (compression)."""
     check_partitions(format, partition_by)
+    from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake, check_kind, is_on_this_machine
+
+    if format == "parquet" or (is_on_this_machine(path) and not path.startswith("catalog:")):
+        check_kind(Files(spark, path), format)
     if format == "parquet":
         return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by, options)
     if format in ("delta", "iceberg"):
-        from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake
-
         kind = DeltaLake if format == "delta" else IcebergLake
         return kind(path, writer_of(spark, checkpoint), partition_by)
     raise UsageError(f"unknown lake format {format!r}: it is parquet, delta or iceberg")
