@@ -436,5 +436,11 @@ def test_settings_are_checked(spark: SparkSession, tmp_path: Path) -> None:
         archive(spark, **words)
     with pytest.raises(UsageError, match="0 to 1"):
         archive(spark, topic="t", retention_margin=2.0, **words)
+    with pytest.raises(UsageError, match=r"at the end of a run.*'5 minutes' has none"):
+        archive(spark, topic="t", compact=True, trigger="5 minutes", **words)
+    with pytest.raises(UsageError, match="did you mean 'tags'"):
+        archive(spark, topic="t", source_options=["tgs=a"], **words)
+    with pytest.raises(UsageError, match=r"path of a folder .* is empty"):
+        archive(spark, topic="t", **{**words, "lake": "", "checkpoint": ""})
     with pytest.raises(UsageError, match="write each as name=value"):
         archive(spark, topic="t", source_options=["secretKey"], **words)

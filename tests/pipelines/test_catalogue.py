@@ -55,6 +55,8 @@ def test_show_tells_every_setting(name: str, capsys: pytest.CaptureFixture[str])
         (["dlq", "--set", "redrive=yes"], ["redrive must be true or false"]),
         (["dlq", "--set", "spark=x"], ["no setting 'spark'"]),
         (["dlq", "--before-retention"], ["no setting 'before_retention'"]),
+        (["dlq", "--set", "lake="], ["'lake='", "lake is empty"]),
+        (["dlq", "--set", "groups= "], ["groups is empty"]),
         (["aggregate", "--set", "format=csv"], ["format must be 'parquet' or 'delta'"]),
     ],
 )
@@ -93,6 +95,10 @@ def test_what_can_be_seen_to_be_wrong_is_told_without_spark() -> None:
     dlq = catalogue.find("dlq")
     with pytest.raises(UsageError, match="redrive=true"):
         dlq(nothing, namesrv="a:1", lake="x", where="true")
+    with pytest.raises(UsageError, match=r"'10 seconds'.*re-drive with trigger=available-now"):
+        dlq(nothing, namesrv="a:1", lake="x", redrive=True, trigger="10 seconds")
+    with pytest.raises(UsageError, match="'startingOffsets' of the rocketmq source is 'firs'"):
+        catalogue.find("trace")(nothing, namesrv="a:1", lake="x", starting_offsets="firs")
     with pytest.raises(UsageError, match="most 0"):
         dlq(nothing, namesrv="a:1", lake="x", redrive=True, most=0)
     with pytest.raises(UsageError, match="soon"):

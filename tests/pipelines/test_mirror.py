@@ -90,6 +90,9 @@ def test_what_would_lose_order_or_messages_is_refused(
     words: Any = {"namesrv": rocketmq.namesrv, "topic": "kept", "checkpoint": str(tmp_path / "c")}
     with pytest.raises(UsageError, match="sharding-key"):
         mirror(spark, to_topic="kept-2", order="sharding_key", **words)
+    for wrong, told in (({}, "does not exist at"), ({"rows_per_batch": 0}, "must be from 1")):
+        with pytest.raises(UsageError, match=told):  # and that is not the checkpoint's target now
+            mirror(spark, to_topic="kept-one", **words, **wrong)
     assert mirror(spark, to_topic="kept-2", queues=2, **words).rows == 20
     with pytest.raises(UsageError, match="of a copy to kept-2 at"):
         mirror(spark, to_topic="kept-3", **words)

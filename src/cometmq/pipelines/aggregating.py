@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Literal
 
 from cometmq.errors import UsageError
-from cometmq.pipelines.reaching import access_options
+from cometmq.pipelines.reaching import access_options, source_checked
 from cometmq.pipelines.running import (
     TIMELESS,
     Outcome,
@@ -65,17 +65,12 @@ def aggregate(
         raise UsageError("aggregate writes to to_topic or to lake: give one")
     checked_trigger(trigger)
     cluster = {"namesrv": namesrv, **access_options(access)}
+    read = source_checked({**cluster, "topic": topic, "startingOffsets": starting_offsets})
     name = f"aggregate-{topic}"
     from pyspark.sql import functions as f
 
     with explained(name):
-        rows = (
-            spark.readStream.format("rocketmq")
-            .options(**cluster)
-            .option("topic", topic)
-            .option("startingOffsets", starting_offsets)
-            .load()
-        )
+        rows = spark.readStream.format("rocketmq").options(**read).load()
         what = Transform(json=schema, watermark=Watermark(event_time, late))
         timed = with_figure(
             transformed(spark, rows, what), TIMELESS, f.count_if(f.col(event_time).isNull())

@@ -15,7 +15,7 @@ from cometmq.client.admin import UnknownName
 from cometmq.client.outgoing import SHARDING_KEY
 from cometmq.errors import NoRoute, UsageError
 from cometmq.pipelines.outbox import Outbox
-from cometmq.pipelines.reaching import access_options, admin_of
+from cometmq.pipelines.reaching import access_options, admin_of, source_checked
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to, with_trigger
 
@@ -63,14 +63,14 @@ def dedupe(
         raise UsageError(f"dedupe can't write into the topic that it reads ({topic})")
     checked_trigger(trigger)
     keys = access_options(access)
+    read = source_checked(
+        {"namesrv": namesrv, **keys, "topic": topic, "startingOffsets": starting_offsets}
+    )
     name = f"dedupe-{topic}"
     with explained(name):
         rows = (
             spark.readStream.format("rocketmq")
-            .option("namesrv", namesrv)
-            .options(**keys)
-            .option("topic", topic)
-            .option("startingOffsets", starting_offsets)
+            .options(**read)
             .load()
             .withColumn(KEY, _key(by))
             .withWatermark(event_time, within)
