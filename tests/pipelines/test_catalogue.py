@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cometmq.cli import pipeline
+from cometmq.cli.pipeline import INTERRUPTED
 from cometmq.errors import UsageError
 from cometmq.pipelines import catalogue
+from cometmq.pipelines.running import Outcome
 
 MINE = ("dlq", "trace", "dedupe", "aggregate")
 
@@ -74,6 +80,68 @@ def test_misuse_ends_with_2_before_spark_starts(
     error = capsys.readouterr().err
     for word in told:
         assert word in error
+
+
+class Session:
+    """One whose JVM is gone: whatever is asked of it fails."""
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError
+
+
+def given(monkeypatch: pytest.MonkeyPatch, start: Callable[[], object], work: Any) -> None:
+    """`cometmq pipeline run` with a start of Spark and a pipeline of our own."""
+    monkeypatch.setattr("cometmq.spark.local.session", lambda *_, **__: start())
+    monkeypatch.setattr(catalogue, "find", lambda _: work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_spark_starts_stops_it_before_it_begins(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(spark: object, *, stop: threading.Event) -> Outcome:
+        raise AssertionError("it has begun")
+
+    def start() -> Session:
+        signal.raise_signal(number)
+        return Session()
+
+    given(monkeypatch, start, work)
+    assert run("run", "archive") == 0
+    told = capsys.readouterr()
+    assert told.out == "archive: stopped before it began\n"
+    assert told.err == f"{number.name}: stopping after Spark's start\n"
+
+    def impatient() -> Session:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return Session()
+
+    given(monkeypatch, impatient, work)
+    assert run("run", "archive") == INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_signal_that_ends_the_jvm_too_is_a_stop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(spark: object, *, stop: threading.Event) -> Outcome:
+        signal.raise_signal(signal.SIGTERM)
+        raise ConnectionRefusedError("[Errno 111]")
+
+    def broken(spark: object, *, stop: threading.Event) -> Outcome:
+        raise ConnectionRefusedError("[Errno 111]")
+
+    monkeypatch.setattr("cometmq.cli.pipeline._is_java_gone", lambda: True)
+    given(monkeypatch, Session, work)
+    assert run("run", "archive") == 0
+    assert "archive: stopped; Spark was told to end too" in capsys.readouterr().out
+    given(monkeypatch, Session, broken)
+    assert run("run", "archive") == 1
+    monkeypatch.setattr("cometmq.cli.pipeline._is_java_gone", lambda: False)
+    given(monkeypatch, Session, work)
+    assert run("run", "archive") == 1
+    assert "[Errno 111]" in capsys.readouterr().err
 
 
 def test_settings_have_the_kinds_of_the_signature() -> None:

@@ -98,13 +98,15 @@ def to_stderr(line: str) -> None:
 
 
 @contextmanager
-def stopping_on_signals(stop: threading.Event, tell: Tell = to_stderr) -> Iterator[None]:
+def stopping_on_signals(
+    stop: threading.Event, tell: Tell = to_stderr, after: str = "the batch under way"
+) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask for a clean stop; a second one ends the program as usual."""
 
     def asked(number: int, _frame: object) -> None:
         for one, before in previous.items():
             signal.signal(one, before)
-        tell(f"{signal.Signals(number).name}: stopping after the batch under way")
+        tell(f"{signal.Signals(number).name}: stopping after {after}")
         stop.set()
 
     previous = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
