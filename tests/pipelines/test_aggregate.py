@@ -59,10 +59,17 @@ def test_windows_into_a_topic_and_late_rows_counted(
         "event_time": "at",
         "to_topic": target,
     }
-    with pytest.raises(UsageError, match="no field 'kontry'"):
-        aggregate(spark, **(settings | {"by": ["kontry"]}))
-    with pytest.raises(PipelineFailed, match="1 minuto"):
-        aggregate(spark, window="1 minuto", **settings)
+    for wrong, told in (
+        ({"by": ["kontry"]}, "no field 'kontry'; did you mean 'country'?"),
+        ({"sums": ["country"]}, r"sums 'country': its kind is string.*country double"),
+        ({"schema": "at timestamp, messages int", "by": ["messages"]}, "by 'messages'"),
+        ({"window": "1 minuto"}, "window '1 minuto': write a length"),
+        ({"window": "0 minutes"}, "window '0 minutes'"),
+        ({"late": "-1 hour"}, "late '-1 hour'"),
+        ({"to_topic": rocketmq_topic}, "can't write into the topic that it reads"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            aggregate(spark, **(settings | wrong))
 
     def send(*rows: tuple[str, str, float]) -> None:
         with Producer("tests", namesrv=rocketmq.namesrv) as producer:

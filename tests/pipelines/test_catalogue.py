@@ -173,5 +173,9 @@ def test_what_can_be_seen_to_be_wrong_is_told_without_spark() -> None:
         catalogue.find("trace")(nothing, namesrv="a:1", lake="x", trigger="soon")
     with pytest.raises(UsageError, match="to_topic or to lake"):
         catalogue.find("dedupe")(nothing, namesrv="a:1", topic="t", checkpoint="c")
+    with pytest.raises(UsageError, match="within 'long'"):
+        catalogue.find("dedupe")(
+            nothing, namesrv="a:1", topic="t", checkpoint="c", lake="l", within="long"
+        )
     with pytest.raises(UsageError, match="the topic that it reads"):
-        catalogue.find("dedupe")(nothing, namesrv="a:1", topic="t", checkpoint="c", to_topic="t")
+        catalogue.find("dedupe")(nothing, namesrv="a:1", topic="s,t", checkpoint="c", to_topic="t")

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cometmq import Message, MessageQueue, Producer
-from cometmq.pipelines.deduping import ORIGIN_ID, dedupe
+from cometmq.pipelines.deduping import ORIGIN_ID, _queues, dedupe
 from cometmq.pipelines.outbox import Outbox, is_row_by_row
 from cometmq.pipelines.running import DUPLICATES, LATE, PipelineFailed
 from cometmq.testing.local import LocalBroker
@@ -133,6 +133,12 @@ def test_into_a_table_also_when_a_batch_is_done_again(
     assert dedupe(spark, **settings).figures[DUPLICATES] == 2
     rows = spark.read.parquet(*live_files(kind.title(), settings["lake"])).select("msg_id")
     assert sorted(one[0][-2:] for one in rows.collect()) == ["-1", "-2", "-3"]
+
+
+def test_a_target_that_is_missing_is_as_wide_as_the_widest_source(rocketmq: LocalBroker) -> None:
+    rocketmq.create_topic("narrow", queues=2)
+    rocketmq.create_topic("broad", queues=5)
+    assert len(_queues(rocketmq.namesrv, {}, "narrow, broad", "narrow-and-broad")) == 5
 
 
 def test_only_streams_with_an_order_skip_the_outbox(

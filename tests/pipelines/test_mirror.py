@@ -165,7 +165,9 @@ def test_what_a_copy_keeps_and_where_it_goes(spark: SparkSession) -> None:
 
 def test_what_is_refused(spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path) -> None:
     words: Any = {"namesrv": rocketmq.namesrv, "topic": "t", "checkpoint": str(tmp_path)}
-    with pytest.raises(UsageError, match="copied into itself"):
+    with pytest.raises(UsageError, match=r"can't write into the topic that it reads \(t\)"):
         mirror(spark, to_topic="t", **words)
+    with pytest.raises(UsageError, match=r"can't write into the topic that it reads \(t\)"):
+        mirror(spark, to_topic="t", **{**words, "topic": "s, t"})
     with pytest.raises(UsageError, match="mix its order up"):
         mirror(spark, to_topic="u", source_options=["minPartitions=8"], **words)

@@ -15,6 +15,7 @@ from cometmq.pipelines.files import Files
 from cometmq.pipelines.reaching import (
     access_options,
     other_access,
+    refuse_loop,
     sink_checked,
     source_checked,
     target_queues,
@@ -68,8 +69,8 @@ def mirror(
     source = keys | words_to_options(source_options, "source_options")
     sink = other_access(to_access, keys, "TO", target != namesrv)
     sink |= words_to_options(sink_options, "sink_options")
-    if to_topic == topic and target == namesrv:
-        raise UsageError(f"mirror: {topic!r} would be copied into itself, without end")
+    if target == namesrv:
+        refuse_loop("mirror", topic, to_topic)
     check_order(order, source)
     read = source_checked(
         {

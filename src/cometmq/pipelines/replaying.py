@@ -27,12 +27,13 @@ from cometmq.pipelines.reaching import (
     sink_checked,
     source_checked,
     target_queues,
+    topic_names,
     words_to_options,
 )
 from cometmq.pipelines.replay_plan import MAX_SLICES, Bucket, Plan, Progress, Slice, slices_of
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, reason_of, to_stderr
 from cometmq.spark.plan import nested
-from cometmq.spark.source_options import names, time_ms
+from cometmq.spark.source_options import time_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -254,10 +255,7 @@ def _topics(lake: str | None, topic: str | None) -> tuple[str, ...]:
         if lake is None:
             raise UsageError("replay needs lake (a Parquet lake of archive) or topic, or both")
         return ()
-    try:
-        return names(topic)
-    except ValueError as error:
-        raise UsageError(f"topic {topic!r} {error}") from None
+    return topic_names(topic)
 
 
 def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:

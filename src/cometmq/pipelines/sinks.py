@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 AVAILABLE_NOW = "available-now"
+_LENGTH = re.compile(
+    r"(interval\s+)?(\d+\s*(microsecond|millisecond|second|minute|hour|day|week)s?\s*)+",
+    re.IGNORECASE,
+)
 _INTERVAL = re.compile(r"\d+\s+(milliseconds?|seconds?|minutes?|hours?)", re.IGNORECASE)
 
 
@@ -115,4 +119,12 @@ def checked_trigger(trigger: str) -> str:
             f"trigger {trigger!r}: write {AVAILABLE_NOW!r} (what is there, then end) or an "
             "interval such as '10 seconds'"
         )
+    return text
+
+
+def checked_length(name: str, text: str, *, above_zero: bool = False) -> str:
+    """A length of time as it is; UsageError if it is none."""
+    is_zero = not re.search("[1-9]", text)
+    if not _LENGTH.fullmatch(text.strip()) or (is_zero and above_zero):
+        raise UsageError(f"{name} {text!r}: write a length of time such as '10 minutes'")
     return text

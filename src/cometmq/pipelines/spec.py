@@ -33,7 +33,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import re
 import sys
 import threading
 import tomllib
@@ -54,7 +53,7 @@ from cometmq.pipelines.running import (
     run_stream,
     to_stderr,
 )
-from cometmq.pipelines.sinks import check_partitions, checked_trigger, start_to
+from cometmq.pipelines.sinks import check_partitions, checked_length, checked_trigger, start_to
 from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.source_options import SourceOptions
 
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 Value = str | int | float | bool
 _OF_A_FILE = "cometmq_transform_"
 """What the module of a transform's file is called by, before the file's own name."""
-_DELAY = re.compile(r"\d+\s*(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)", re.IGNORECASE)
 
 
 class Watermark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -193,10 +191,7 @@ def _check(spec: Spec, place: Path) -> None:
     if spec.transform.watermark is not None:
         with _placed(place, "[transform] watermark: "):
             _filled("column", spec.transform.watermark.column)
-            if not _DELAY.fullmatch(spec.transform.watermark.delay.strip()):
-                raise UsageError(
-                    f"delay {spec.transform.watermark.delay!r}: write it as '10 minutes'"
-                )
+            checked_length("delay", spec.transform.watermark.delay)
     if spec.transform.python is not None:
         with _placed(place, "[transform] "):
             _function(spec.transform.python, spec.folder)
