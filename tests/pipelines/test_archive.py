@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +37,7 @@ from cometmq.pipelines.owners import PLENTY_MS, Owner, me
 from cometmq.pipelines.retention import RetentionWatch
 from cometmq.pipelines.running import PipelineFailed
 from cometmq.testing.local import LocalBroker
-from spark_programs import read_topic
+from spark_programs import WAIT_S, read_topic
 
 from .pipes import running, send
 from .test_lake import Killed, Mortal
@@ -428,6 +430,19 @@ def test_a_lake_keeps_its_format(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "topic=t" / "one.parquet").touch()
     with pytest.raises(UsageError, match=r"written as Parquet.*format=parquet"):
         archive(spark, lake=str(tmp_path), namesrv="127.0.0.1:1", topic="t", format="delta")
+
+
+def test_a_failure_is_told_in_a_line(rocketmq: LocalBroker, tmp_path: Path) -> None:
+    """Not with the stacks that Spark logs of it."""
+    words = ["pipeline", "run", "archive", "--master", "local[1]"]
+    for setting in (f"namesrv={rocketmq.namesrv}", "topic=gone", f"lake={tmp_path}/lake"):
+        words += ["--set", setting]
+    done = subprocess.run(
+        [sys.executable, "-m", "cometmq", *words], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "cometmq pipeline: archive: no route for topic 'gone'" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and "\tat " not in done.stderr, done.stderr
 
 
 def test_settings_are_checked(spark: SparkSession, tmp_path: Path) -> None:

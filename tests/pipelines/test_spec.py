@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import subprocess
 import sys
 from pathlib import Path
 
@@ -172,6 +173,20 @@ def test_a_transform_of_a_file_runs_on_workers_and_hides_no_module(
         run("bad")
 
 
+def test_a_transform_may_need_a_session_to_be_loaded(tmp_path: Path) -> None:
+    """As UDFs do whose type is a text; in a process without one."""
+    code = (
+        "from pyspark.sql.functions import udf\n@udf('string')\ndef f(x): return x\n"
+        "def good(rows): return rows\n"
+    )
+    (tmp_path / "own.py").write_text(code)
+    text = GOOD.replace("[sink]", '[transform]\npython = "own.py:good"\n[sink]')
+    path = str(spec(tmp_path, text))
+    asked = f"from cometmq.pipelines.spec import read_spec; print(read_spec({path!r}).name)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "one"
+
+
 def test_options_of_a_topic_as_sink_are_checked(tmp_path: Path) -> None:
     text = GOOD.replace('format = "parquet"\npath = "lake"', 'format = "rocketmq"')
     with pytest.raises(UsageError, match=r"\[sink.options\].*namesrv"):
@@ -194,8 +209,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_no_jvm_is_needed_to_find_faults() -> None:
     """`cometmq pipeline` reads files, settings and help within a moment, without Spark."""
-    import subprocess
-
     code = (
         "import sys; from cometmq.pipelines.spec import read_spec; "
         f"read_spec({str(EXAMPLE)!r}); print('pyspark' in sys.modules)"

@@ -17,6 +17,19 @@ from cometmq.errors import CometError
 
 INTERRUPTED = 130
 """As shells count a program that Ctrl-C has ended."""
+LOG_LEVEL = "spark.log.level"
+_TOLD_BY_US = (
+    "sql.execution.streaming.runtime.MicroBatchExecution",
+    "sql.execution.streaming.runtime.ResolveWriteToStream",
+    "sql.execution.datasources.FileFormatWriter",
+    "sql.execution.datasources.v2.AppendDataExec",
+    "sql.execution.datasources.v2.DataWritingSparkTask",
+    "sql.execution.datasources.v2.WriteToDataSourceV2Exec",
+    "util.Utils",
+)
+"""What of Spark says no more than the error that it raises."""
+_TRIED_ONCE = ("executor.Executor", "scheduler.TaskSetManager")
+"""A failed task of a cluster is tried again, and its log is all that tells of it."""
 JAVA_ENDS_S = 5.0
 """How long a JVM may take to end that was told to."""
 
@@ -127,6 +140,7 @@ def _run(arguments: argparse.Namespace) -> int:
         spark = _unless_stopped(
             lambda: session(f"cometmq {name}", master=arguments.master, settings=settings), stop
         )
+    _quiet_java(spark, settings)
     if stop.is_set():
         print(f"{name}: stopped before it began")
         _end(spark)
@@ -180,6 +194,21 @@ def _quiet_errors() -> None:
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
+
+
+def _quiet_java(spark: Any, settings: dict[str, str]) -> None:
+    """Spark logs the stack of a failure at every layer that it passes, some hundred lines, before
+    the query has it, of which we print the cause. `--conf spark.log.level=WARN` shows them all."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # of Spark Connect, or gone
+        return
+    if LOG_LEVEL in settings:
+        spark.sparkContext.setLogLevel(settings[LOG_LEVEL])
+        return
+    is_local = spark.sparkContext.master.startswith("local")
+    log4j = jvm.org.apache.logging.log4j
+    for name in (*_TOLD_BY_US, *(_TRIED_ONCE if is_local else ())):
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
 
 
 def _conf(words: list[str]) -> dict[str, str]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Value = str | int | float | bool
+_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 _OF_A_FILE = "cometmq_transform_"
 """What the module of a transform's file is called by, before the file's own name."""
 
@@ -194,7 +195,7 @@ def _check(spec: Spec, place: Path) -> None:
             checked_length("delay", spec.transform.watermark.delay)
     if spec.transform.python is not None:
         with _placed(place, "[transform] "):
-            _function(spec.transform.python, spec.folder)
+            _check_function(spec.transform.python, spec.folder)
 
 
 def _filled(name: str, value: str) -> None:
@@ -300,6 +301,17 @@ def with_json(frame: DataFrame, schema: str) -> DataFrame:
         )
     parsed = frame.withColumn("_json", f.from_json(f.col("body").cast("string"), schema))
     return parsed.select(*frame.columns, "_json.*")
+
+
+def _check_function(text: str, folder: str) -> None:
+    """Load it, as far as that can be done without Spark: a UDF with its type as text asks for a
+    session. Then the file is loaded when there is one."""
+    try:
+        _function(text, folder)
+    except UsageError as error:
+        cause = error.__cause__
+        if getattr(cause, "getCondition", lambda: None)() != _NO_SESSION:
+            raise
 
 
 def _split(text: str) -> tuple[str, str]:
