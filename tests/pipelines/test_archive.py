@@ -194,6 +194,9 @@ def test_what_retention_took(spark: SparkSession, tmp_path: Path, fails: bool) -
     watch.check(7)
     assert "15 messages lost to retention (topic 't' broker b queue 3 from 40)" in lines[0]
     assert watch.warnings == 1
+    (tmp_path / "offsets" / "8").write_text('v1\n{}\n{"v": 1, "q": {}}')  # of a pattern
+    watch.check(8)
+    assert lines[-1] == "archive: nothing waits; there is no such topic yet"
 
 
 # -------------------------------------------------------------------------------------- compaction

@@ -63,6 +63,7 @@ def test_show_tells_every_setting(name: str, capsys: pytest.CaptureFixture[str])
         (["dlq", "--before-retention"], ["no setting 'before_retention'"]),
         (["dlq", "--set", "lake="], ["'lake='", "lake is empty"]),
         (["dlq", "--set", "groups= "], ["groups is empty"]),
+        (["dlq", "--master", "local[0]"], ["--master 'local[0]'", "local[2]", "spark://host:7077"]),
         (["aggregate", "--set", "format=csv"], ["format must be 'parquet' or 'delta'"]),
     ],
 )

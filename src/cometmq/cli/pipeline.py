@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -28,6 +29,9 @@ _TOLD_BY_US = (
     "util.Utils",
 )
 """What of Spark says no more than the error that it raises."""
+_MASTER = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+"
+)
 _TRIED_ONCE = ("executor.Executor", "scheduler.TaskSetManager")
 """A failed task of a cluster is tried again, and its log is all that tells of it."""
 JAVA_ENDS_S = 5.0
@@ -112,6 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.before_retention:
         arguments.changes.append("before_retention=true")
+    _check_master(arguments.master)
     catalogue.refuse_secrets(arguments.changes)
     stop = threading.Event()
     work: Any
@@ -209,6 +214,17 @@ def _quiet_java(spark: Any, settings: dict[str, str]) -> None:
     log4j = jvm.org.apache.logging.log4j
     for name in (*_TOLD_BY_US, *(_TRIED_ONCE if is_local else ())):
         log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+
+
+def _check_master(master: str | None) -> None:
+    """Spark would tell it with a stack, and after some seconds."""
+    from cometmq.errors import UsageError
+
+    if master is not None and not _MASTER.fullmatch(master):
+        raise UsageError(
+            f"--master {master!r}: write local, local[2] (threads), local[*] (all cores), "
+            "spark://host:7077, yarn or k8s://..."
+        )
 
 
 def _conf(words: list[str]) -> dict[str, str]:
