@@ -59,10 +59,17 @@ def test_windows_into_a_topic_and_late_rows_counted(
         "event_time": "at",
         "to_topic": target,
     }
-    with pytest.raises(UsageError, match="no field 'kontry'"):
-        aggregate(spark, **(settings | {"by": ["kontry"]}))
-    with pytest.raises(PipelineFailed, match="1 minuto"):
-        aggregate(spark, window="1 minuto", **settings)
+    for wrong, told in (
+        ({"by": ["kontry"]}, "no field 'kontry'; did you mean 'country'?"),
+        ({"sums": ["country"]}, r"sums 'country': its kind is string.*country double"),
+        ({"schema": "at timestamp, messages int", "by": ["messages"]}, "by 'messages'"),
+        ({"window": "1 minuto"}, "window '1 minuto': write a length"),
+        ({"window": "0 minutes"}, "window '0 minutes'"),
+        ({"late": "-1 hour"}, "late '-1 hour'"),
+        ({"to_topic": rocketmq_topic}, "can't write into the topic that it reads"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            aggregate(spark, **(settings | wrong))
 
     def send(*rows: tuple[str, str, float]) -> None:
         with Producer("tests", namesrv=rocketmq.namesrv) as producer:
@@ -188,6 +195,24 @@ def test_the_reason_is_found_in_what_spark_wraps_it_in() -> None:
     assert reason_of(Exception(ours)) == "the disk is full"
     assert reason_of(Exception("\n[TABLE] not found\nmore")) == "[TABLE] not found"
     assert reason_of(KeyError()) == "KeyError"
+    assert reason_of(KeyError("amount")) == "KeyError: 'amount'"
+    worker = proxy.replace(
+        "RuntimeError: the disk is full",
+        "pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the "
+        'Python worker:\nTraceback (most recent call last):\n  File "y.py", line 2, in own\n'
+        "ValueError: boom",
+    )
+    assert reason_of(Exception(worker)) == "ValueError: boom"
+    java = (
+        "An error occurred while calling o445.mkdirs.\n: java.lang.RuntimeException: java.io."
+        "IOException: no\n\tat a.B.c(B.java:1)\nCaused by: java.io.IOException: /data: No space\n"
+    )
+    assert reason_of(Exception(java)) == "IOException: /data: No space"
+    within = proxy.replace("RuntimeError: the disk is full", f"py4j.protocol.Py4JJavaError: {java}")
+    assert reason_of(Exception(within)) == "IOException: /data: No space"
+    waited = Exception("Exception thrown in awaitResult: \n=== Streaming Query ===")
+    waited._cause = Exception("[STATE] not there")  # type: ignore[attr-defined]
+    assert reason_of(waited) == "[STATE] not there"
 
 
 class Reports:

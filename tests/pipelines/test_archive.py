@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +37,7 @@ from cometmq.pipelines.owners import PLENTY_MS, Owner, me
 from cometmq.pipelines.retention import RetentionWatch
 from cometmq.pipelines.running import PipelineFailed
 from cometmq.testing.local import LocalBroker
-from spark_programs import read_topic
+from spark_programs import WAIT_S, read_topic
 
 from .pipes import running, send
 from .test_lake import Killed, Mortal
@@ -192,6 +194,9 @@ def test_what_retention_took(spark: SparkSession, tmp_path: Path, fails: bool) -
     watch.check(7)
     assert "15 messages lost to retention (topic 't' broker b queue 3 from 40)" in lines[0]
     assert watch.warnings == 1
+    (tmp_path / "offsets" / "8").write_text('v1\n{}\n{"v": 1, "q": {}}')  # of a pattern
+    watch.check(8)
+    assert lines[-1] == "archive: nothing waits; there is no such topic yet"
 
 
 # -------------------------------------------------------------------------------------- compaction
@@ -383,14 +388,15 @@ def test_tables_take_a_batch_once(
 
     topic = f"arc-{kind}"
     send(rocketmq, topic, range(60), properties=lambda n: {"n": str(n)})
-    lake = tmp_path / "lake"
+    lake = tmp_path / "the lake"  # in addresses a space is %20
     words: Any = {"namesrv": rocketmq.namesrv, "topic": topic, "format": kind, "tell": print}
     outcome = archive(spark, lake=str(lake), rows_per_batch=40, compact=kind == "delta", **words)
     assert outcome.rows == 60 and outcome.batches == 2
     assert sorted(int(one) for one in _table(kind, lake).column("body").to_pylist()) == [*range(60)]
+    assert [one.name for one in tmp_path.iterdir()] == [lake.name]
     # A replayed batch: the same writer, the same number.
     again = open_lake(spark, kind, str(lake), str(lake / "_cometmq/checkpoint"), ["topic"])
-    rows = spark.createDataFrame([], "topic string")
+    rows = spark.createDataFrame([("t",)], "topic string")
     assert again.write(rows, 1) == 0
     assert _table(kind, lake).num_rows == 60
     assert dict(_table(kind, lake).to_pylist()[0]["properties"])["n"].isdigit()
@@ -403,6 +409,9 @@ def test_tables_take_a_batch_once(
     assert told.rows == 60
     again = read_topic(rocketmq.namesrv, f"{topic}-again")
     assert sorted(int(one.body) for one in again) == [*range(60)]
+    # Rows of another format beside it would be seen by nobody who reads the table.
+    with pytest.raises(UsageError, match=f"written as {kind.title()}.*format={kind}"):
+        archive(spark, lake=f"{lake}/", namesrv=rocketmq.namesrv, topic=topic)
     with pytest.raises(UsageError, match="no lake at"):
         compact_lake(spark, lake=str(tmp_path / "gone"))
 
@@ -414,8 +423,29 @@ def _table(kind: str, lake: Path) -> pa.Table:
         return pa.table(deltalake.DeltaTable(str(lake)).to_pyarrow_table())
     from pyiceberg.catalog.sql import SqlCatalog
 
-    catalog = SqlCatalog("cometmq", uri=f"sqlite:///{lake}/catalog.db", warehouse=lake.as_uri())
+    catalog = SqlCatalog("cometmq", uri=f"sqlite:///{lake}/catalog.db", warehouse="unused")
     return catalog.load_table("cometmq.messages").scan().to_arrow()
+
+
+def test_a_lake_keeps_its_format(spark: SparkSession, tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    (tmp_path / "topic=t").mkdir()
+    (tmp_path / "topic=t" / "one.parquet").touch()
+    with pytest.raises(UsageError, match=r"written as Parquet.*format=parquet"):
+        archive(spark, lake=str(tmp_path), namesrv="127.0.0.1:1", topic="t", format="delta")
+
+
+def test_a_failure_is_told_in_a_line(rocketmq: LocalBroker, tmp_path: Path) -> None:
+    """Not with the stacks that Spark logs of it."""
+    words = ["pipeline", "run", "archive", "--master", "local[1]"]
+    for setting in (f"namesrv={rocketmq.namesrv}", "topic=gone", f"lake={tmp_path}/lake"):
+        words += ["--set", setting]
+    done = subprocess.run(
+        [sys.executable, "-m", "cometmq", *words], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "cometmq pipeline: archive: no route for topic 'gone'" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and "\tat " not in done.stderr, done.stderr
 
 
 def test_settings_are_checked(spark: SparkSession, tmp_path: Path) -> None:
@@ -424,5 +454,11 @@ def test_settings_are_checked(spark: SparkSession, tmp_path: Path) -> None:
         archive(spark, **words)
     with pytest.raises(UsageError, match="0 to 1"):
         archive(spark, topic="t", retention_margin=2.0, **words)
+    with pytest.raises(UsageError, match=r"at the end of a run.*'5 minutes' has none"):
+        archive(spark, topic="t", compact=True, trigger="5 minutes", **words)
+    with pytest.raises(UsageError, match="did you mean 'tags'"):
+        archive(spark, topic="t", source_options=["tgs=a"], **words)
+    with pytest.raises(UsageError, match=r"path of a folder .* is empty"):
+        archive(spark, topic="t", **{**words, "lake": "", "checkpoint": ""})
     with pytest.raises(UsageError, match="write each as name=value"):
         archive(spark, topic="t", source_options=["secretKey"], **words)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cometmq import Message, MessageQueue, Producer
-from cometmq.pipelines.deduping import ORIGIN_ID, dedupe
+from cometmq.pipelines.deduping import ORIGIN_ID, _queues, dedupe
 from cometmq.pipelines.outbox import Outbox, is_row_by_row
 from cometmq.pipelines.running import DUPLICATES, LATE, PipelineFailed
 from cometmq.testing.local import LocalBroker
@@ -95,6 +95,50 @@ def test_by_a_field_of_the_body_into_a_lake(
     rows = table(tmp_path / "lake")
     assert sorted(row["body"][-3:] for row in rows) == [b"1}}", b"2}}", b"3}}", b"SON", b"SON"]
     assert {row["keys"] for row in rows} == {"k1", "k2", "k3", None}
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_into_a_table_also_when_a_batch_is_done_again(
+    spark: SparkSession,
+    rocketmq: LocalBroker,
+    rocketmq_topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """What was dropped before the kill is remembered after it, though the rows are there."""
+    pytest.importorskip("deltalake" if kind == "delta" else "pyiceberg")
+    from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake, live_files
+
+    lake: Any = DeltaLake if kind == "delta" else IcebergLake
+    writing = lake.write
+
+    def written_and_killed(self: Any, rows: DataFrame, batch_id: int) -> int:
+        writing(self, rows, batch_id)
+        raise RuntimeError("killed on purpose")
+
+    settings: dict[str, Any] = {
+        "namesrv": rocketmq.namesrv,
+        "topic": rocketmq_topic,
+        "lake": str(tmp_path / "lake"),
+        "format": kind,
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    send(rocketmq, rocketmq_topic, [1, 2, 1])
+    monkeypatch.setattr(lake, "write", written_and_killed)
+    with pytest.raises(PipelineFailed, match="killed on purpose"):
+        dedupe(spark, **settings)
+    monkeypatch.setattr(lake, "write", writing)
+    send(rocketmq, rocketmq_topic, [2, 3])
+    assert dedupe(spark, **settings).figures[DUPLICATES] == 2
+    rows = spark.read.parquet(*live_files(kind.title(), settings["lake"])).select("msg_id")
+    assert sorted(one[0][-2:] for one in rows.collect()) == ["-1", "-2", "-3"]
+
+
+def test_a_target_that_is_missing_is_as_wide_as_the_widest_source(rocketmq: LocalBroker) -> None:
+    rocketmq.create_topic("narrow", queues=2)
+    rocketmq.create_topic("broad", queues=5)
+    assert len(_queues(rocketmq.namesrv, {}, "narrow, broad", "narrow-and-broad")) == 5
 
 
 def test_only_streams_with_an_order_skip_the_outbox(

@@ -90,6 +90,9 @@ def test_what_would_lose_order_or_messages_is_refused(
     words: Any = {"namesrv": rocketmq.namesrv, "topic": "kept", "checkpoint": str(tmp_path / "c")}
     with pytest.raises(UsageError, match="sharding-key"):
         mirror(spark, to_topic="kept-2", order="sharding_key", **words)
+    for wrong, told in (({}, "does not exist at"), ({"rows_per_batch": 0}, "must be from 1")):
+        with pytest.raises(UsageError, match=told):  # and that is not the checkpoint's target now
+            mirror(spark, to_topic="kept-one", **words, **wrong)
     assert mirror(spark, to_topic="kept-2", queues=2, **words).rows == 20
     with pytest.raises(UsageError, match="of a copy to kept-2 at"):
         mirror(spark, to_topic="kept-3", **words)
@@ -162,7 +165,9 @@ def test_what_a_copy_keeps_and_where_it_goes(spark: SparkSession) -> None:
 
 def test_what_is_refused(spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path) -> None:
     words: Any = {"namesrv": rocketmq.namesrv, "topic": "t", "checkpoint": str(tmp_path)}
-    with pytest.raises(UsageError, match="copied into itself"):
+    with pytest.raises(UsageError, match=r"can't write into the topic that it reads \(t\)"):
         mirror(spark, to_topic="t", **words)
+    with pytest.raises(UsageError, match=r"can't write into the topic that it reads \(t\)"):
+        mirror(spark, to_topic="t", **{**words, "topic": "s, t"})
     with pytest.raises(UsageError, match="mix its order up"):
         mirror(spark, to_topic="u", source_options=["minPartitions=8"], **words)

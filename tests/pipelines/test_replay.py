@@ -252,6 +252,9 @@ def test_what_is_refused(spark: SparkSession, rocketmq: LocalBroker, tmp_path: P
     for wrong, text in (
         ({"to_topic": "u"}, "needs lake"),
         ({"to_topic": "t", "topic": "t"}, "replayed into itself"),
+        ({"to_topic": "{topic}", "topic": "s,t"}, "'s' would be replayed into itself"),
+        ({"to_topic": "u", "topic": "t", "sink_options": ["batchSize=1"]}, "did you mean"),
+        ({"to_topic": "u", "topic": "t", "source_options": ["tag=x"]}, "did you mean 'tags'"),
         ({"to_topic": "u", "topic": "t", "pace": "quick"}, "a factor such as 2x"),
         ({"to_topic": "u", "topic": "t", "begin": "noon"}, "begin 'noon' must be milliseconds"),
         ({"to_topic": "u", "topic": "t", "begin": "5", "end": "5"}, "is not before end"),
@@ -259,3 +262,20 @@ def test_what_is_refused(spark: SparkSession, rocketmq: LocalBroker, tmp_path: P
     ):
         with pytest.raises(UsageError, match=text):
             replay(spark, **words, **wrong)
+
+
+def test_nothing_sent_binds_no_checkpoint(
+    spark: SparkSession, rocketmq: LocalBroker, tmp_path: Path
+) -> None:
+    send(rocketmq, "unbound", range(4), queues=1)
+    words: Any = {
+        "namesrv": rocketmq.namesrv,
+        "topic": "unbound",
+        "checkpoint": str(tmp_path),
+        "tell": lambda _: None,
+    }
+    assert replay(spark, to_topic="unbound-x", begin="2099-01-01", **words).rows == 0
+    with pytest.raises(UsageError, match="'mistyped' does not exist"):
+        replay(spark, to_topic="mistyped", **words)
+    assert replay(spark, to_topic="{topic}-{topic}", queues=1, **words).rows == 4
+    assert len(read_topic(rocketmq.namesrv, "unbound-unbound")) == 4

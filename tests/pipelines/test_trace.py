@@ -147,5 +147,10 @@ def test_reports_show_texts_as_texts_and_have_bounds() -> None:
     text = report.at("x.txt").decode()
     assert "1,234" in text and "-" in text and "<b>&" in text
     assert max(len(line) for line in text.splitlines()) < MOST_CELL_CHARS + 60
+    # Long latencies and short windows can be read at the axes.
+    plot = Plot("p", "ms", {"p50": [(NOON, 187.5), (NOON + 10_000, 34_000.0)]})
+    page = Report("r", "", [plot]).as_html()
+    assert ">12,500 ms<" in page and "e+0" not in page
+    assert "12:00:00</text>" in page and "12:00:10</text>" in page
     empty = Report("e", "", [Plot("p", "", {}), Table("t", ["a"], [])])
     assert "nothing to plot" in empty.as_html() and "(none)" in empty.as_text()

@@ -6,11 +6,36 @@ Owns: the words of that command. One rule: settings are read and checked before 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from cometmq.errors import CometError
+
+INTERRUPTED = 130
+"""As shells count a program that Ctrl-C has ended."""
+LOG_LEVEL = "spark.log.level"
+_TOLD_BY_US = (
+    "sql.execution.streaming.runtime.MicroBatchExecution",
+    "sql.execution.streaming.runtime.ResolveWriteToStream",
+    "sql.execution.datasources.FileFormatWriter",
+    "sql.execution.datasources.v2.AppendDataExec",
+    "sql.execution.datasources.v2.DataWritingSparkTask",
+    "sql.execution.datasources.v2.WriteToDataSourceV2Exec",
+    "util.Utils",
+)
+"""What of Spark says no more than the error that it raises."""
+_MASTER = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+"
+)
+_TRIED_ONCE = ("executor.Executor", "scheduler.TaskSetManager")
+"""A failed task of a cluster is tried again, and its log is all that tells of it."""
+JAVA_ENDS_S = 5.0
+"""How long a JVM may take to end that was told to."""
 
 
 def add_parser(commands: Any) -> None:
@@ -46,13 +71,16 @@ def add_parser(commands: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Run it; 0 done, 1 failed, 2 misused."""
+    """Run it; 0 done or stopped, 1 failed, 2 misused, 130 interrupted for the second time."""
     try:
         if arguments.what == "list":
             return _list()
         if arguments.what == "show":
             return _show(arguments.name)
         return _run(arguments)
+    except KeyboardInterrupt:
+        print("cometmq pipeline: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except CometError as error:
         print(f"cometmq pipeline: {error}", file=sys.stderr)
         from cometmq.errors import ConfigError, UsageError
@@ -88,6 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.before_retention:
         arguments.changes.append("before_retention=true")
+    _check_master(arguments.master)
     catalogue.refuse_secrets(arguments.changes)
     stop = threading.Event()
     work: Any
@@ -111,14 +140,56 @@ def _run(arguments: argparse.Namespace) -> int:
 
     settings = _conf(arguments.conf)
     _quiet_errors()
-    with explained(name):
-        spark = session(f"cometmq {name}", master=arguments.master, settings=settings)
+    # Twice: a SparkContext that starts puts a handler of its own in the place of ours.
+    with stopping_on_signals(stop, after="Spark's start"), explained(name):
+        spark = _unless_stopped(
+            lambda: session(f"cometmq {name}", master=arguments.master, settings=settings), stop
+        )
+    _quiet_java(spark, settings)
+    if stop.is_set():
+        print(f"{name}: stopped before it began")
+        _end(spark)
+        return 0
     with stopping_on_signals(stop), explained(name):
-        outcome = work(spark)
-    for line in outcome.lines():
-        print(line)
-    spark.stop()
+        outcome = _unless_stopped(lambda: work(spark), stop)
+    if outcome is None:
+        print(
+            f"{name}: stopped; Spark was told to end too: the next start does the last batch again"
+        )
+    else:
+        for line in outcome.lines():
+            print(line)
+    _end(spark)
     return 0
+
+
+def _unless_stopped(work: Callable[[], Any], stop: threading.Event) -> Any:
+    """What it returns; None if it failed because the JVM was ended by the signal that we got: of a
+    terminal, systemd and the like, which send it to a whole group."""
+    try:
+        return work()
+    except Exception:
+        if stop.is_set() and _is_java_gone():
+            return None
+        raise
+
+
+def _is_java_gone() -> bool:
+    from pyspark import SparkContext
+
+    java = getattr(SparkContext._gateway, "proc", None)
+    if java is None:  # it did not come to be, or belongs to spark-submit
+        return SparkContext._gateway is None
+    try:
+        java.wait(JAVA_ENDS_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(spark: Any) -> None:
+    with contextlib.suppress(Exception):  # there may be no JVM any more
+        spark.stop()
 
 
 def _quiet_errors() -> None:
@@ -128,6 +199,32 @@ def _quiet_errors() -> None:
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
+
+
+def _quiet_java(spark: Any, settings: dict[str, str]) -> None:
+    """Spark logs the stack of a failure at every layer that it passes, some hundred lines, before
+    the query has it, of which we print the cause. `--conf spark.log.level=WARN` shows them all."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # of Spark Connect, or gone
+        return
+    if LOG_LEVEL in settings:
+        spark.sparkContext.setLogLevel(settings[LOG_LEVEL])
+        return
+    is_local = spark.sparkContext.master.startswith("local")
+    log4j = jvm.org.apache.logging.log4j
+    for name in (*_TOLD_BY_US, *(_TRIED_ONCE if is_local else ())):
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+
+
+def _check_master(master: str | None) -> None:
+    """Spark would tell it with a stack, and after some seconds."""
+    from cometmq.errors import UsageError
+
+    if master is not None and not _MASTER.fullmatch(master):
+        raise UsageError(
+            f"--master {master!r}: write local, local[2] (threads), local[*] (all cores), "
+            "spark://host:7077, yarn or k8s://..."
+        )
 
 
 def _conf(words: list[str]) -> dict[str, str]:

@@ -7,12 +7,13 @@ watermark allows are counted in the summary.
 
 from __future__ import annotations
 
+import difflib
 import re
 import threading
 from typing import TYPE_CHECKING, Literal
 
 from cometmq.errors import UsageError
-from cometmq.pipelines.reaching import access_options
+from cometmq.pipelines.reaching import access_options, refuse_loop, source_checked
 from cometmq.pipelines.running import (
     TIMELESS,
     Outcome,
@@ -22,13 +23,14 @@ from cometmq.pipelines.running import (
     to_stderr,
     with_figure,
 )
-from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to
+from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_length, checked_trigger, start_to
 from cometmq.pipelines.spec import Transform, Watermark, transformed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+_OWN = ("window_start", "window_end", "messages")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -63,19 +65,17 @@ def aggregate(
     """
     if (to_topic is None) == (lake is None):
         raise UsageError("aggregate writes to to_topic or to lake: give one")
+    refuse_loop("aggregate", topic, to_topic)
     checked_trigger(trigger)
+    checked_length("window", window, above_zero=True)
+    checked_length("late", late)
     cluster = {"namesrv": namesrv, **access_options(access)}
+    read = source_checked({**cluster, "topic": topic, "startingOffsets": starting_offsets})
     name = f"aggregate-{topic}"
     from pyspark.sql import functions as f
 
     with explained(name):
-        rows = (
-            spark.readStream.format("rocketmq")
-            .options(**cluster)
-            .option("topic", topic)
-            .option("startingOffsets", starting_offsets)
-            .load()
-        )
+        rows = spark.readStream.format("rocketmq").options(**read).load()
         what = Transform(json=schema, watermark=Watermark(event_time, late))
         timed = with_figure(
             transformed(spark, rows, what), TIMELESS, f.count_if(f.col(event_time).isNull())
@@ -120,14 +120,31 @@ def _writer(
     )
 
 
+def _check_fields(rows: DataFrame, by: list[str], sums: list[str]) -> None:
+    from pyspark.sql.types import NumericType
+
+    for name in (*by, *sums):
+        if not _NAME.fullmatch(name) or name not in rows.columns:
+            near = difflib.get_close_matches(name, rows.columns, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"aggregate: the schema has no field {name!r}{hint}")
+        if name in by and name in _OWN:
+            raise UsageError(f"aggregate: by {name!r}: the rows have a column of that name already")
+        kind = rows.schema[name].dataType
+        if name in sums and not isinstance(kind, NumericType):
+            # Spark would cast, and fail at the first text that is no number, again and again.
+            raise UsageError(
+                f"aggregate: sums {name!r}: its kind is {kind.simpleString()}, and only numbers "
+                f"can be summed: say so in the schema ({name} double)"
+            )
+
+
 def _counted(
     rows: DataFrame, event_time: str, window: str, by: list[str], sums: list[str]
 ) -> DataFrame:
     from pyspark.sql import functions as f
 
-    for name in (*by, *sums):
-        if not _NAME.fullmatch(name) or name not in rows.columns:
-            raise UsageError(f"aggregate: the schema has no field {name!r}")
+    _check_fields(rows, by, sums)
     totals = [f.sum(name).alias(f"sum_{name}") for name in sums]
     grouped = rows.groupBy(f.window(event_time, window), *by)
     return grouped.agg(f.count("*").alias("messages"), *totals).select(

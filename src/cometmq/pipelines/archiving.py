@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Literal
 from cometmq.errors import UsageError
 from cometmq.pipelines.compacting import compact as compact_lake
 from cometmq.pipelines.files import Files
-from cometmq.pipelines.reaching import access_options, words_to_options
+from cometmq.pipelines.reaching import access_options, source_checked, words_to_options
 from cometmq.pipelines.retention import RetentionWatch, shown
 from cometmq.pipelines.running import Outcome, Tell, run_stream, to_stderr
-from cometmq.pipelines.sinks import AVAILABLE_NOW, open_lake, with_trigger
+from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, open_lake, with_trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -102,6 +102,11 @@ def archive(
     when = _event_time(event_time)
     if (topic is None) == (topic_pattern is None):
         raise UsageError("archive needs topic (names, separated by commas) or topic_pattern: one")
+    if compact and checked_trigger(trigger) != AVAILABLE_NOW:
+        raise UsageError(
+            f"compact merges at the end of a run, and one with trigger {trigger!r} has none: let "
+            "the pipeline compact run beside it"
+        )
     if compact and format == "iceberg":
         raise UsageError("compact: pyiceberg does not merge files; use an engine that does")
     if not 0 <= retention_margin <= 1:
@@ -111,14 +116,16 @@ def archive(
             raise UsageError("archive into a catalogue's table needs a checkpoint")
         checkpoint = f"{lake.rstrip('/')}/{_CHECKPOINT}"
     more = access_options(access) | words_to_options(source_options, "source_options")
-    options = {
-        "namesrv": namesrv,
-        "startingOffsets": starting_offsets,
-        "maxOffsetsPerTrigger": str(rows_per_batch),
-        "failOnDataLoss": str(fail_on_data_loss).lower(),
-        **({"topic": topic} if topic is not None else {"topicPattern": str(topic_pattern)}),
-        **more,
-    }
+    options = source_checked(
+        {
+            "namesrv": namesrv,
+            "startingOffsets": starting_offsets,
+            "maxOffsetsPerTrigger": str(rows_per_batch),
+            "failOnDataLoss": str(fail_on_data_loss).lower(),
+            **({"topic": topic} if topic is not None else {"topicPattern": str(topic_pattern)}),
+            **more,
+        }
+    )
     rows = as_archived(spark.readStream.format("rocketmq").options(**options).load(), when)
     name = "archive"
     into = open_lake(spark, format, lake, checkpoint, PARTITIONS)

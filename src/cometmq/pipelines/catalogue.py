@@ -96,6 +96,8 @@ def keywords(function: Callable[..., Any], changes: Sequence[str]) -> dict[str, 
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
             raise UsageError(f"{function.__name__} has no setting {name!r}{hint}")
+        if not raw.strip():  # most often a variable of a script that is not set
+            raise UsageError(f"--set {change!r}: {name} is empty; give a value or leave it out")
         try:
             found[name] = _read(hints[name], raw)
         except ValueError:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from cometmq.client.outgoing import MAX_GROUP_CHARS, check_name
 from cometmq.errors import UsageError
-from cometmq.pipelines.files import Files
+from cometmq.pipelines.files import Files, write_file
 from cometmq.pipelines.reaching import access_options, client_keywords
 from cometmq.pipelines.redriving import REDRIVES, RESENT_FROM, Redrive
 from cometmq.pipelines.report import Report, Table
@@ -107,8 +107,7 @@ def dlq(
         for line in told.as_text().splitlines():
             tell(line)
         if report is not None:
-            folder, _, name = report.rpartition("/")
-            Files(spark, folder or ".").write(name, told.at(report))
+            write_file(spark, report, told.at(report))
             outcome.figures["report"] = report
         outcome.figures["letters in the table"] = table.count()
         if redrive and not ended.is_set():
@@ -135,6 +134,11 @@ def _check(
         check_name(group.removeprefix(PREFIX), "group", MAX_GROUP_CHARS)
     if where is not None and not redrive:
         raise UsageError("dlq: `where` selects what is sent again: give redrive=true too")
+    if redrive and checked_trigger(trigger) != AVAILABLE_NOW:
+        raise UsageError(
+            f"dlq: letters are sent again when what is there is read, and with trigger {trigger!r} "
+            "that has no end: re-drive with trigger=available-now"
+        )
     if not 1 <= most <= MOST_REDRIVEN:
         raise UsageError(f"dlq: most {most}; must be 1 to {MOST_REDRIVEN}")
 

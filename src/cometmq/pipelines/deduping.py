@@ -15,9 +15,21 @@ from cometmq.client.admin import UnknownName
 from cometmq.client.outgoing import SHARDING_KEY
 from cometmq.errors import NoRoute, UsageError
 from cometmq.pipelines.outbox import Outbox
-from cometmq.pipelines.reaching import access_options, admin_of
+from cometmq.pipelines.reaching import (
+    access_options,
+    admin_of,
+    refuse_loop,
+    source_checked,
+    topic_names,
+)
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
-from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, start_to, with_trigger
+from cometmq.pipelines.sinks import (
+    AVAILABLE_NOW,
+    checked_length,
+    checked_trigger,
+    start_to,
+    with_trigger,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,18 +71,18 @@ def dedupe(
     """
     if (to_topic is None) == (lake is None):
         raise UsageError("dedupe writes to to_topic or to lake: give one")
-    if to_topic == topic:
-        raise UsageError(f"dedupe can't write into the topic that it reads ({topic})")
+    refuse_loop("dedupe", topic, to_topic)
     checked_trigger(trigger)
+    checked_length("within", within)
     keys = access_options(access)
+    read = source_checked(
+        {"namesrv": namesrv, **keys, "topic": topic, "startingOffsets": starting_offsets}
+    )
     name = f"dedupe-{topic}"
     with explained(name):
         rows = (
             spark.readStream.format("rocketmq")
-            .option("namesrv", namesrv)
-            .options(**keys)
-            .option("topic", topic)
-            .option("startingOffsets", starting_offsets)
+            .options(**read)
             .load()
             .withColumn(KEY, _key(by))
             .withWatermark(event_time, within)
@@ -116,11 +128,12 @@ def _key(by: str) -> Any:
 def _queues(namesrv: str, keys: dict[str, str], topic: str, to_topic: str) -> list[MessageQueue]:
     """Of the target; made with as many queues as the source has, if it is missing."""
     with admin_of(namesrv, keys) as admin:
-        source = admin.topic_route(topic)
+        sources = [admin.topic_route(one) for one in topic_names(topic)]
         try:
             found = list(admin.topic_route(to_topic).to_send)
         except (NoRoute, UnknownName):
-            most = max((one.queue_id for one in source.to_read), default=0) + 1
+            numbers = (one.queue_id for source in sources for one in source.to_read)
+            most = max(numbers, default=0) + 1
             admin.create_topic(to_topic, most)
             found = list(admin.topic_route(to_topic).to_send)
     if not found:

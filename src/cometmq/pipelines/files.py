@@ -25,6 +25,8 @@ class Files:
                 "lakes are written by the driver's own JVM, which a Spark Connect session does not "
                 "have: submit the pipeline with spark-submit or run it with a master"
             )
+        if not root.strip():
+            raise UsageError("the path of a folder (lake, checkpoint) is empty: name one")
         self.root = root.rstrip("/") or "/"
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         context: Any = spark.sparkContext
@@ -122,3 +124,9 @@ class Files:
 
     def _at(self, name: str) -> Any:
         return self._path(self.at(name))
+
+
+def write_file(spark: SparkSession, path: str, data: bytes) -> None:
+    """A file by its whole address."""
+    folder, slash, name = path.rpartition("/")
+    Files(spark, folder or slash or ".").write(name, data)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cometmq.pipelines.files import Files
@@ -47,7 +47,7 @@ def writer_of(spark: SparkSession, checkpoint: str) -> str:
     return files.read(_WRITER).decode()
 
 
-def _compute(rows: DataFrame) -> None:
+def work_through(rows: DataFrame) -> None:
     """Work a replayed batch through without writing it: a stream with state (windows, duplicates)
     moves its state on only if it does, and Spark refuses the next batch if it did not."""
     rows.write.format("noop").mode("overwrite").save()
@@ -57,9 +57,16 @@ class ParquetLake:
     """One writer's hand on a lake."""
 
     def __init__(
-        self, spark: SparkSession, path: str, writer: str, partition_by: Sequence[str] = ()
+        self,
+        spark: SparkSession,
+        path: str,
+        writer: str,
+        partition_by: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
     ) -> None:
+        """`options`: of Spark's Parquet writer."""
         self.path = path
+        self._options = dict(options or {})
         self._files = Files(spark, path)
         self._writer = writer
         self._home = f"{_HOME}/{writer}"
@@ -72,10 +79,10 @@ class ParquetLake:
         done, moving = f"{self._home}/{number}.done", f"{self._home}/{number}.moving"
         if files.exists(done):
             log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
-            _compute(rows)
+            work_through(rows)
             return 0
         if files.exists(moving):
-            _compute(rows)
+            work_through(rows)
         else:
             self._stage(rows, number)
         moves: dict[str, str] = json.loads(files.read(moving))
@@ -106,7 +113,7 @@ class ParquetLake:
         staging = f"{self._home}/staging/{number}"
         files = self._files
         files.delete(staging)
-        writer = rows.write.mode("overwrite")
+        writer = rows.write.mode("overwrite").options(**self._options)
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
         writer.parquet(files.at(staging))

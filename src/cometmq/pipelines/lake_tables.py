@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.files import Files
+from cometmq.pipelines.lake import work_through
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,13 +47,36 @@ def table_kind(files: Files) -> str | None:
     return None
 
 
+def check_kind(files: Files, format: str) -> None:
+    """UsageError if a lake that is there is of another format: rows of one can't be seen by who
+    reads it as the other."""
+    kind = table_kind(files)
+    if kind is None and format != "parquet" and files.files_below("", ".parquet"):
+        kind = "Parquet"
+    if kind is not None and kind.lower() != format:
+        raise UsageError(
+            f"the lake {files.root} is written as {kind}, whose readers would not see rows in "
+            f"{format}: use format={kind.lower()}, or another lake"
+        )
+
+
 def live_files(kind: str, path: str) -> list[str]:
     """The Parquet files that a table is made of now."""
     if kind == "Delta":
-        found: list[str] = DeltaLake(path, "").table().file_uris()
-        return found
+        return _delta_files(path)
     table = IcebergLake(path, "").table()
     return [task.file.file_path for task in table.scan().plan_files()]
+
+
+def _delta_files(path: str) -> list[str]:
+    """Below the path as Spark knows it: Delta's own addresses have the root escaped (a space is
+    %20) and the rest not."""
+    table = DeltaLake(path, "").table()
+    root = f"{table.table_uri.removeprefix('file://').rstrip('/')}/"
+    return [
+        f"{path.rstrip('/')}/{one.removeprefix(root)}" if one.startswith(root) else one
+        for one in table.file_uris()
+    ]
 
 
 def _arrow(rows: DataFrame) -> pa.Table:
@@ -85,6 +109,7 @@ class DeltaLake:
             done = self._delta.DeltaTable(self.path).transaction_version(self._writer)
             if done is not None and done >= batch_id:
                 log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
+                work_through(rows)
                 return 0
         mark = self._delta.Transaction(app_id=self._writer, version=batch_id)
         self._delta.write_deltalake(
@@ -130,6 +155,7 @@ class IcebergLake:
         table = self._table(rows)
         if int(table.properties.get(self._mark, "-1")) >= batch_id:
             log.info("batch was published before lake=%s batch=%d", self.path, batch_id)
+            work_through(rows)
             return 0
         data = _arrow(rows).cast(table.schema().as_arrow())
         summary = {"cometmq.writer": self._writer, "cometmq.batch": str(batch_id)}
@@ -161,6 +187,10 @@ class IcebergLake:
         return self._catalog.load_table(self._name)
 
 
+def is_on_this_machine(path: str) -> bool:
+    return "://" not in path or path.startswith("file://")
+
+
 def _catalog_of(path: str) -> tuple[Any, str]:
     from pyiceberg.catalog import load_catalog
 
@@ -169,16 +199,18 @@ def _catalog_of(path: str) -> tuple[Any, str]:
         if not slash or "." not in table:
             raise UsageError(f"iceberg path {path!r}: write it as catalog:NAME/namespace.table")
         return load_catalog(name), table
-    if "://" in path and not path.startswith("file://"):
+    if not is_on_this_machine(path):
         raise UsageError(
             f"iceberg path {path!r}: tables outside this machine need a catalogue of yours: "
             "catalog:NAME/namespace.table, with NAME in .pyiceberg.yaml"
         )
     from pyiceberg.catalog.sql import SqlCatalog
 
-    folder = Path(path.removeprefix("file://")).absolute()
+    folder = Path(path.removeprefix("file:").removeprefix("//")).absolute()
+    if {"#", "?"} & set(str(folder)):
+        raise UsageError(f"iceberg path {path!r}: an address can't have # or ? in it")
     folder.mkdir(parents=True, exist_ok=True)
-    found = SqlCatalog(
-        "cometmq", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
-    )
+    # Not escaped: pyiceberg would take a %20 for a part of the folder's name.
+    where = f"file://{folder}"
+    found = SqlCatalog("cometmq", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=where)
     return found, "cometmq.messages"

@@ -15,6 +15,9 @@ from cometmq.pipelines.files import Files
 from cometmq.pipelines.reaching import (
     access_options,
     other_access,
+    refuse_loop,
+    sink_checked,
+    source_checked,
     target_queues,
     words_to_options,
 )
@@ -66,29 +69,35 @@ def mirror(
     source = keys | words_to_options(source_options, "source_options")
     sink = other_access(to_access, keys, "TO", target != namesrv)
     sink |= words_to_options(sink_options, "sink_options")
-    if to_topic == topic and target == namesrv:
-        raise UsageError(f"mirror: {topic!r} would be copied into itself, without end")
+    if target == namesrv:
+        refuse_loop("mirror", topic, to_topic)
     check_order(order, source)
-    _keep_target(Files(spark, checkpoint), to_topic, target, checkpoint, tell)
+    read = source_checked(
+        {
+            "namesrv": namesrv,
+            "topic": topic,
+            "startingOffsets": starting_offsets,
+            "maxOffsetsPerTrigger": str(rows_per_batch),
+            "failOnDataLoss": str(fail_on_data_loss).lower(),
+            "columns": ",".join(COLUMNS),
+            "commitOffsetsToGroup": str(commit).lower(),
+            **({"group": group} if group else {}),
+            **source,
+        }
+    )
+    write = sink_checked(
+        {
+            "namesrv": target,
+            "topic": to_topic,
+            "dropReservedProperties": "true",
+            **({"badRecordsPath": bad_records} if bad_records else {}),
+            **sink,
+        }
+    )
+    files = Files(spark, checkpoint)
+    _check_target(files, to_topic, target, tell)
     found = target_queues(target, sink, to_topic, queues)
-    read = {
-        "namesrv": namesrv,
-        "topic": topic,
-        "startingOffsets": starting_offsets,
-        "maxOffsetsPerTrigger": str(rows_per_batch),
-        "failOnDataLoss": str(fail_on_data_loss).lower(),
-        "columns": ",".join(COLUMNS),
-        "commitOffsetsToGroup": str(commit).lower(),
-        **({"group": group} if group else {}),
-        **source,
-    }
-    write = {
-        "namesrv": target,
-        "topic": to_topic,
-        "dropReservedProperties": "true",
-        **({"badRecordsPath": bad_records} if bad_records else {}),
-        **sink,
-    }
+    _keep_target(files, to_topic, target)
     rows = spark.readStream.format("rocketmq").options(**read).load()
     name = f"mirror-{topic}"
     writer = start_to(
@@ -106,17 +115,25 @@ def mirror(
     return outcome
 
 
-def _keep_target(files: Files, topic: str, namesrv: str, checkpoint: str, tell: Tell) -> None:
+def _former_target(files: Files) -> str:
+    return files.read(_TARGET).decode() if files.exists(_TARGET) else ""
+
+
+def _check_target(files: Files, topic: str, namesrv: str, tell: Tell) -> None:
     """A checkpoint says how far one copy has come: another target would get the rest alone."""
-    target = f"{topic} at {namesrv}"
-    before = files.read(_TARGET).decode() if files.exists(_TARGET) else ""
+    target, before = f"{topic} at {namesrv}", _former_target(files)
     if before and before.partition(" at ")[0] != topic:
         raise UsageError(
-            f"mirror: the checkpoint {checkpoint} is of a copy to {before}, not to {target}: give "
+            f"mirror: the checkpoint {files.root} is of a copy to {before}, not to {target}: give "
             "each target a checkpoint of its own"
         )
     if before and before != target:
         tell(f"mirror: the copy was to {before} up to now: taken for the same cluster")
-    if before != target:
+
+
+def _keep_target(files: Files, topic: str, namesrv: str) -> None:
+    """Once it is known to be there: a name that was mistyped must not bind the checkpoint."""
+    target = f"{topic} at {namesrv}"
+    if _former_target(files) != target:
         files.make_folder("")
         files.write(_TARGET, target.encode())

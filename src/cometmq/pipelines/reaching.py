@@ -22,6 +22,8 @@ from cometmq.client.blocking_admin import Admin
 from cometmq.errors import NoRoute, UsageError
 from cometmq.message import MessageQueue
 from cometmq.spark.options import parse
+from cometmq.spark.sink_options import SinkOptions
+from cometmq.spark.source_options import SourceOptions, names
 from cometmq.spark.tls import ACCESS_FILE, TLS_OPTIONS, Access, access_of, with_access_file
 
 _NAMES = {option.name.lower(): option.name for option in TLS_OPTIONS}
@@ -37,6 +39,31 @@ def words_to_options(words: Sequence[str] | None, what: str) -> dict[str, str]:
             raise UsageError(f"{what}: write each as name=value ({name.strip()[:40]!r} is not)")
         found[name.strip()] = value
     return found
+
+
+def source_checked(options: dict[str, str], *, streaming: bool = True) -> dict[str, str]:
+    """Options as they are; UsageError at once for what Spark would tell as the failure of a run."""
+    SourceOptions.parse(options, streaming=streaming)
+    return options
+
+
+def sink_checked(options: dict[str, str]) -> dict[str, str]:
+    SinkOptions.read(options)
+    return options
+
+
+def refuse_loop(pipeline: str, topics: str, to_topic: str | None) -> None:
+    """UsageError if a pipeline would read what it writes, and so never come to an end."""
+    if to_topic is not None and to_topic in topic_names(topics):
+        raise UsageError(f"{pipeline} can't write into the topic that it reads ({to_topic})")
+
+
+def topic_names(topics: str) -> tuple[str, ...]:
+    """Names separated by commas; UsageError if there is none."""
+    try:
+        return names(topics)
+    except ValueError as error:
+        raise UsageError(f"topic {topics!r} {error}") from None
 
 
 def access_options(access: str | None, which: str = "") -> dict[str, str]:

@@ -24,13 +24,16 @@ from cometmq.pipelines.lake_tables import live_files, table_kind
 from cometmq.pipelines.reaching import (
     access_options,
     other_access,
+    sink_checked,
+    source_checked,
     target_queues,
+    topic_names,
     words_to_options,
 )
 from cometmq.pipelines.replay_plan import MAX_SLICES, Bucket, Plan, Progress, Slice, slices_of
 from cometmq.pipelines.running import Outcome, PipelineFailed, Tell, reason_of, to_stderr
 from cometmq.spark.plan import nested
-from cometmq.spark.source_options import names, time_ms
+from cometmq.spark.source_options import time_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,16 +93,28 @@ def replay(
     check_order(order, source)
     topics = _topics(lake, topic)
     span = _span(begin, end)
-    if lake is None and home == namesrv and to_topic in topics:
+    itself = [one for one in topics if to_topic.replace(_TOPIC, one) == one]
+    if lake is None and home == namesrv and itself:
         raise UsageError(
-            f"replay: {to_topic!r} would be replayed into itself, where its consumers can't tell "
+            f"replay: {itself[0]!r} would be replayed into itself, where its consumers can't tell "
             "copies from originals: use another topic"
         )
+    write = sink_checked(
+        {
+            "namesrv": namesrv,
+            "dropReservedProperties": "true",
+            **({} if _TOPIC in to_topic else {"topic": to_topic}),
+            **({"badRecordsPath": bad_records} if bad_records else {}),
+            **sink,
+        }
+    )
     reading: _Lake | _Topics
     if lake is not None:
         reading = _Lake(spark, lake, topics, span, where)
     else:
-        reading = _Topics(spark, {"namesrv": home, **source}, topics, span, where)
+        read = {"namesrv": home, **source}
+        source_checked({**read, "topic": ",".join(topics)}, streaming=False)
+        reading = _Topics(spark, read, topics, span, where)
     settings = {
         "from": lake or home,
         "topic": ",".join(topics),
@@ -110,28 +125,26 @@ def replay(
         "order": order,
     }
     progress = Progress(Files(spark, checkpoint))
-    plan = progress.plan(settings)
-    if plan is None:
+    former = progress.plan(settings)
+    if former is None:
         tell("replay: planning")
         plan = reading.steadily(
             lambda: _make_plan(spark, reading, settings, factor, rows_per_batch), tell
         )
-        writer_of(spark, checkpoint)
-        progress.keep(plan)
+    else:
+        plan = former
     named = sorted({queue.topic for one in plan.slices for queue, _, _ in one.spans()})
     targets = {
         name: target_queues(namesrv, sink, to_topic.replace(_TOPIC, name), queues)
         for name in (named if _TOPIC in to_topic else [""])
         if plan.slices
     }
-    write = {
-        "namesrv": namesrv,
-        "dropReservedProperties": "true",
-        "writerId": f"replay-{writer_of(spark, checkpoint)}",
-        **({} if _TOPIC in to_topic else {"topic": to_topic}),
-        **({"badRecordsPath": bad_records} if bad_records else {}),
-        **sink,
-    }
+    # Kept when there is something to send and a target for it: what was mistyped before that must
+    # not bind the checkpoint.
+    if former is None and plan.slices:
+        writer_of(spark, checkpoint)
+        progress.keep(plan)
+    write = {"writerId": f"replay-{writer_of(spark, checkpoint)}", **write}
 
     def send(one: Slice, number: int) -> None:
         reading.steadily(lambda: send_once(one, number), tell)
@@ -170,8 +183,7 @@ def _copies(
     if _TOPIC not in to_topic:
         queues = targets.get("", ())
         return as_copies(rows, order=order, queues=queues, with_requests=False)
-    before, _, after = to_topic.partition(_TOPIC)
-    column = f.concat(f.lit(before), f.col("topic"), f.lit(after))
+    column = f.replace(f.lit(to_topic), f.lit(_TOPIC), f.col("topic"))
     # Topics may differ in their queues: those that all of them have keep to the promise.
     places = [{(one.broker, one.queue_id) for one in found} for found in targets.values()]
     common = set.intersection(*places) if places else set()
@@ -243,10 +255,7 @@ def _topics(lake: str | None, topic: str | None) -> tuple[str, ...]:
         if lake is None:
             raise UsageError("replay needs lake (a Parquet lake of archive) or topic, or both")
         return ()
-    try:
-        return names(topic)
-    except ValueError as error:
-        raise UsageError(f"topic {topic!r} {error}") from None
+    return topic_names(topic)
 
 
 def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:

@@ -17,7 +17,10 @@ import msgspec
 MOST_POINTS = 1000
 MOST_CELL_CHARS = 120
 WIDTH, HEIGHT = 860, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
+LEFT, RIGHT, TOP, BOTTOM = 96, 48, 12, 34
+"""Room for 100,000,000 ms at the left, and for half of a time at the right."""
+SHORT_MS = 5 * 60_000
+"""Of a span up to this the times on the axis have seconds: they would be equal without."""
 _NUMBER = ' class="number"'
 COLOURS = ("#2563eb", "#d97706", "#dc2626", "#059669", "#7c3aed")
 _STYLE = """
@@ -194,7 +197,7 @@ def _grid(top: float, unit: str, y: Any) -> list[str]:
         at = y(value)
         drawn.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="#e5e7eb"/>'
-            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:,.4g} '
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_scaled(value)} '
             f"{html.escape(unit)}</text>"
         )
     return drawn
@@ -203,7 +206,8 @@ def _grid(top: float, unit: str, y: Any) -> list[str]:
 def _times(first: int, last: int, x: Any) -> list[str]:
     places = sorted({first + (last - first) * part // 4 for part in range(5)})
     return [
-        f'<text x="{x(at):.1f}" y="{HEIGHT - 14}" text-anchor="middle">{_clock(at)}</text>'
+        f'<text x="{x(at):.1f}" y="{HEIGHT - 14}" text-anchor="middle">'
+        f"{_clock(at, last - first <= SHORT_MS)}</text>"
         for at in places
     ]
 
@@ -219,8 +223,14 @@ def _legend(names: Sequence[str]) -> list[str]:
     return drawn
 
 
-def _clock(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%m-%d %H:%M}"
+def _clock(at_ms: int, has_seconds: bool = True) -> str:
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return f"{at:%m-%d %H:%M:%S}" if has_seconds else f"{at:%m-%d %H:%M}"
+
+
+def _scaled(value: float) -> str:
+    """A number at an axis: never 1.25e+04."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _round_up(value: float) -> float:

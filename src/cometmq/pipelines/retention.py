@@ -78,10 +78,10 @@ class RetentionWatch:
             self._lose(queue, at, begin)
         danger = min(waiting, key=lambda one: one.seconds, default=None)
         if danger is None:
-            kept_s = min(
-                (self._reserved_s(one) for one in {q.broker for q in positions}), default=0
-            )
-            self._tell(f"{self._name}: nothing waits; brokers keep messages {shown(kept_s)}")
+            brokers = {queue.broker for queue in positions}
+            kept = "brokers keep messages " + shown(min(map(self._reserved_s, brokers), default=0))
+            what = kept if brokers else "there is no such topic yet"
+            self._tell(f"{self._name}: nothing waits; {what}")
             return
         if self.least is None or danger.seconds < self.least.seconds:
             self.least = danger

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
 import threading
@@ -46,6 +47,12 @@ SLOW_START = "failed to connect back"
 """Spark gives the Python process of a stream 10 s, and has no setting for it."""
 MOST_STARTS = 5
 TRACEBACK = "Traceback (most recent call last):"
+CALLING = "An error occurred while calling "
+WAITING = "Exception thrown in awaitResult"
+"""How Py4J and Spark begin an error that says nothing: the cause does."""
+_JAVA_ERROR = re.compile(r"^(?:: |Caused by: )(?:[a-z_]\w*\.)*(\w[\w$]*(?:: .+)?)$", re.MULTILINE)
+_WORDLESS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+"""Python's errors whose text alone tells nobody what happened: a KeyError's is the key."""
 
 
 class PipelineFailed(CometError):
@@ -91,13 +98,15 @@ def to_stderr(line: str) -> None:
 
 
 @contextmanager
-def stopping_on_signals(stop: threading.Event, tell: Tell = to_stderr) -> Iterator[None]:
+def stopping_on_signals(
+    stop: threading.Event, tell: Tell = to_stderr, after: str = "the batch under way"
+) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask for a clean stop; a second one ends the program as usual."""
 
     def asked(number: int, _frame: object) -> None:
         for one, before in previous.items():
             signal.signal(one, before)
-        tell(f"{signal.Signals(number).name}: stopping after the batch under way")
+        tell(f"{signal.Signals(number).name}: stopping after {after}")
         stop.set()
 
     previous = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
@@ -269,15 +278,36 @@ def explained(name: str) -> Iterator[None]:
 def reason_of(error: BaseException) -> str:
     """The line of an error that a person needs: Spark wraps a Python error in pages of stack."""
     text = str(error)
+    found = _told_by_python(text)
+    if not found:
+        found = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if CALLING in found:
+        found = _told_by_java(text) or found
+    cause = getattr(error, "_cause", None)
+    if found.startswith(WAITING) and cause is not None:
+        return reason_of(cause)
+    if not found or (isinstance(error, _WORDLESS) and type(error).__module__ == "builtins"):
+        return ": ".join(filter(None, (type(error).__name__, found)))
+    return found
+
+
+def _told_by_python(text: str) -> str:
     for line in reversed(text.splitlines()):
         name, colon, rest = line.strip().partition(": ")
         if colon and "." in name and name.split(".")[-1][:1].isupper() and " " not in name:
-            if name.startswith(("cometmq.", "pyspark.errors", "builtins.")):
+            if not name.startswith(("cometmq.", "pyspark.errors", "builtins.")):
+                continue
+            if not rest.endswith(":"):  # else it announces the error of another process
                 return rest or line.strip()
     _, is_python, trace = text.rpartition(TRACEBACK)
     if is_python:  # of a batch's own function: the line after the indented ones
         for line in trace.splitlines()[1:]:
             if line and not line[0].isspace():
                 return line
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return first or type(error).__name__
+    return ""
+
+
+def _told_by_java(text: str) -> str:
+    """The innermost cause, without the package that its class is of."""
+    found = _JAVA_ERROR.findall(text)
+    return "" if not found else str(found[-1]).strip()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cometmq.errors import UsageError
+from cometmq.pipelines.files import Files
 from cometmq.pipelines.lake import ParquetLake, writer_of
 from cometmq.pipelines.outbox import Outbox, is_row_by_row
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 AVAILABLE_NOW = "available-now"
+_LENGTH = re.compile(
+    r"(interval\s+)?(\d+\s*(microsecond|millisecond|second|minute|hour|day|week)s?\s*)+",
+    re.IGNORECASE,
+)
 _INTERVAL = re.compile(r"\d+\s+(milliseconds?|seconds?|minutes?|hours?)", re.IGNORECASE)
 
 
@@ -57,7 +62,7 @@ def start_to(
         return writer.format(format)
     if path is None:
         raise UsageError(f"a lake of format {format} needs a path")
-    lake = open_lake(spark, format, path, checkpoint, partition_by)
+    lake = open_lake(spark, format, path, checkpoint, partition_by, options)
 
     def write(rows: DataFrame, batch_id: int) -> None:
         lake.write(rows, batch_id)
@@ -66,17 +71,36 @@ def start_to(
 
 
 def open_lake(
-    spark: SparkSession, format: str, path: str, checkpoint: str, partition_by: Sequence[str] = ()
+    spark: SparkSession,
+    format: str,
+    path: str,
+    checkpoint: str,
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
 ) -> Lake:
-    """The lake of a format, with the hand of the stream that has this checkpoint."""
-    if format == "parquet":
-        return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by)
-    if format in ("delta", "iceberg"):
-        from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake
+    """The lake of a format, with the hand of the stream that has this checkpoint. `options`: of
+    Spark's Parquet writer (compression)."""
+    check_partitions(format, partition_by)
+    from cometmq.pipelines.lake_tables import DeltaLake, IcebergLake, check_kind, is_on_this_machine
 
+    if format == "parquet" or (is_on_this_machine(path) and not path.startswith("catalog:")):
+        check_kind(Files(spark, path), format)
+    if format == "parquet":
+        return ParquetLake(spark, path, writer_of(spark, checkpoint), partition_by, options)
+    if format in ("delta", "iceberg"):
         kind = DeltaLake if format == "delta" else IcebergLake
         return kind(path, writer_of(spark, checkpoint), partition_by)
     raise UsageError(f"unknown lake format {format!r}: it is parquet, delta or iceberg")
+
+
+def check_partitions(format: str, columns: Sequence[str]) -> None:
+    """UsageError for a column whose folders no reader would look into."""
+    hidden = [name for name in columns if name.startswith(("_", "."))]
+    if format == "parquet" and hidden:
+        raise UsageError(
+            f"partition_by {hidden[0]!r}: readers of Parquet pass over folders that begin with _ "
+            "or a dot, with all rows in them: name the column otherwise (SELECT ... AS)"
+        )
 
 
 def with_trigger(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
@@ -95,4 +119,12 @@ def checked_trigger(trigger: str) -> str:
             f"trigger {trigger!r}: write {AVAILABLE_NOW!r} (what is there, then end) or an "
             "interval such as '10 seconds'"
         )
+    return text
+
+
+def checked_length(name: str, text: str, *, above_zero: bool = False) -> str:
+    """A length of time as it is; UsageError if it is none."""
+    is_zero = not re.search("[1-9]", text)
+    if not _LENGTH.fullmatch(text.strip()) or (is_zero and above_zero):
+        raise UsageError(f"{name} {text!r}: write a length of time such as '10 minutes'")
     return text

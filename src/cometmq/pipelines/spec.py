@@ -30,9 +30,9 @@ a file is found before Spark starts, and named by its place in the file.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
-import re
 import sys
 import threading
 import tomllib
@@ -45,8 +45,15 @@ import msgspec
 
 from cometmq.errors import UsageError
 from cometmq.pipelines.reaching import with_environment
-from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
-from cometmq.pipelines.sinks import checked_trigger, start_to
+from cometmq.pipelines.running import (
+    Outcome,
+    Tell,
+    explained,
+    reason_of,
+    run_stream,
+    to_stderr,
+)
+from cometmq.pipelines.sinks import check_partitions, checked_length, checked_trigger, start_to
 from cometmq.spark.sink_options import SinkOptions
 from cometmq.spark.source_options import SourceOptions
 
@@ -54,7 +61,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Value = str | int | float | bool
-_DELAY = re.compile(r"\d+\s*(milliseconds?|seconds?|minutes?|hours?|days?|weeks?)", re.IGNORECASE)
+_NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
+_OF_A_FILE = "cometmq_transform_"
+"""What the module of a transform's file is called by, before the file's own name."""
 
 
 class Watermark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -111,10 +120,9 @@ def read_spec(path: str | Path, changes: Sequence[str] = ()) -> Spec:
         raise UsageError(f"can't read {place}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{place} is not TOML: {error}") from None
-    if "folder" in table:
-        raise UsageError(f"{place}: unknown field 'folder'")
     for change in changes:
         _change(table, change)
+    _check_names(table, place)
     try:
         spec = msgspec.convert({**table, "folder": str(place.parent)}, Spec)
     except msgspec.ValidationError as error:
@@ -140,6 +148,22 @@ def _change(table: dict[str, Any], text: str) -> None:
         table[key] = raw
 
 
+def _check_names(table: Mapping[str, Any], place: Path) -> None:
+    """msgspec would refuse an unknown name too, but knows no nearest one."""
+    of_file = [name for name in Spec.__struct_fields__ if name != "folder"]
+    sections = [("", table, of_file)]
+    for name, kind in (("transform", Transform), ("sink", Sink), ("run", Run)):
+        inner = table.get(name)
+        if isinstance(inner, Mapping):
+            sections.append((f"[{name}] ", inner, list(kind.__struct_fields__)))
+    for section, values, known in sections:
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+                raise UsageError(f"{place}: {section}unknown field {name!r}; {hint}")
+
+
 def _check(spec: Spec, place: Path) -> None:
     if spec.transform.sql is not None and spec.transform.python is not None:
         raise UsageError(f"{place}: [transform] has sql and python: give one")
@@ -150,6 +174,13 @@ def _check(spec: Spec, place: Path) -> None:
         raise UsageError(f"{place}: [sink] of format {spec.sink.format} has no path")
     if spec.sink.mode != "append" and spec.sink.format not in ("rocketmq", "console"):
         raise UsageError(f"{place}: a lake takes mode append, not {spec.sink.mode}")
+    if spec.sink.options and spec.sink.format in ("delta", "iceberg"):
+        raise UsageError(
+            f"{place}: [sink.options] has {', '.join(spec.sink.options)}: format "
+            f"{spec.sink.format} takes none"
+        )
+    with _placed(place, "[sink] "):
+        check_partitions(spec.sink.format, spec.sink.partition_by)
     with _placed(place, "[run] "):
         checked_trigger(spec.run.trigger)
         _filled("checkpoint", spec.run.checkpoint)
@@ -161,13 +192,10 @@ def _check(spec: Spec, place: Path) -> None:
     if spec.transform.watermark is not None:
         with _placed(place, "[transform] watermark: "):
             _filled("column", spec.transform.watermark.column)
-            if not _DELAY.fullmatch(spec.transform.watermark.delay.strip()):
-                raise UsageError(
-                    f"delay {spec.transform.watermark.delay!r}: write it as '10 minutes'"
-                )
+            checked_length("delay", spec.transform.watermark.delay)
     if spec.transform.python is not None:
         with _placed(place, "[transform] "):
-            _function(spec.transform.python, spec.folder)
+            _check_function(spec.transform.python, spec.folder)
 
 
 def _filled(name: str, value: str) -> None:
@@ -241,7 +269,9 @@ def transformed(
     if transform.watermark is not None:
         frame = frame.withWatermark(transform.watermark.column, transform.watermark.delay)
     if transform.python is not None:
-        changed = _function(transform.python, folder)(frame)
+        function = _function(transform.python, folder)
+        _send_along(function)
+        changed = function(frame)
         if not hasattr(changed, "writeStream"):
             raise UsageError(
                 f"transform {transform.python} returned {type(changed).__name__}, not a DataFrame"
@@ -261,7 +291,7 @@ def with_json(frame: DataFrame, schema: str) -> DataFrame:
     try:
         found = StructType.fromDDL(schema)
     except Exception as error:
-        raise UsageError(f"json schema {schema!r}: {error}") from None
+        raise UsageError(f"json schema {schema!r}: {reason_of(error)}") from None
     fields = found.names if isinstance(found, StructType) else []
     doubled = sorted(set(fields) & set(frame.columns))
     if doubled:
@@ -271,6 +301,17 @@ def with_json(frame: DataFrame, schema: str) -> DataFrame:
         )
     parsed = frame.withColumn("_json", f.from_json(f.col("body").cast("string"), schema))
     return parsed.select(*frame.columns, "_json.*")
+
+
+def _check_function(text: str, folder: str) -> None:
+    """Load it, as far as that can be done without Spark: a UDF with its type as text asks for a
+    session. Then the file is loaded when there is one."""
+    try:
+        _function(text, folder)
+    except UsageError as error:
+        cause = error.__cause__
+        if getattr(cause, "getCondition", lambda: None)() != _NO_SESSION:
+            raise
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -302,10 +343,23 @@ def _function(text: str, folder: str) -> Callable[[DataFrame], DataFrame]:
 
 
 def _module_at(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Under a name that nobody imports: a file queue.py must not take the place of Python's own.
+    name = f"{_OF_A_FILE}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageError(f"transform.python: there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # functions that Spark pickles name their module
+    sys.modules[name] = module  # functions that Spark pickles name their module
     spec.loader.exec_module(module)
     return module
+
+
+def _send_along(function: Callable[..., object]) -> None:
+    """Let Spark send the file of a function to its workers, with all that is defined in it (UDFs):
+    a name alone would do for a module that is installed there, not for a file of the driver's."""
+    module = sys.modules.get(function.__module__ or "")
+    if module is not None and module.__name__.startswith(_OF_A_FILE):
+        from pyspark import cloudpickle
+
+        pickler: Any = cloudpickle
+        pickler.register_pickle_by_value(module)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from cometmq.client.trace_story import TRACE_TOPIC
 from cometmq.errors import UsageError
-from cometmq.pipelines.files import Files
-from cometmq.pipelines.reaching import access_options
+from cometmq.pipelines.files import Files, write_file
+from cometmq.pipelines.reaching import access_options, source_checked
 from cometmq.pipelines.report import Plot, Report, Table
 from cometmq.pipelines.running import Outcome, Tell, explained, run_stream, to_stderr
 from cometmq.pipelines.sinks import AVAILABLE_NOW, checked_trigger, open_lake, with_trigger
@@ -69,20 +69,21 @@ def trace(
     checked_trigger(trigger)
     if hours < 1 or slowest < 1:
         raise UsageError(f"trace: hours {hours} and slowest {slowest} must be at least 1")
+    read = source_checked(
+        {
+            "namesrv": namesrv,
+            **access_options(access),
+            "topic": topic,
+            "startingOffsets": starting_offsets,
+            "columns": "body,store_time",
+        }
+    )
     root = lake.rstrip("/")
     analysis = Analysis(spark, root, window, hours, slowest, report or f"{root}/report.html")
     home = checkpoint or f"{root}/_checkpoint"
     with explained("trace"):
         analysis.check()
-        rows = (
-            spark.readStream.format("rocketmq")
-            .option("namesrv", namesrv)
-            .options(**access_options(access))
-            .option("topic", topic)
-            .option("startingOffsets", starting_offsets)
-            .option("columns", "body,store_time")
-            .load()
-        )
+        rows = spark.readStream.format("rocketmq").options(**read).load()
         table = open_lake(spark, "parquet", f"{root}/records", home, ["trace_date"])
         is_endless = trigger.strip().lower() != AVAILABLE_NOW
 
@@ -185,8 +186,7 @@ class Analysis:
             handled.unpersist()
         finally:
             recent.unpersist()
-        folder, _, name = self._report.rpartition("/")
-        Files(self._spark, folder or ".").write(name, self._told().at(self._report))
+        write_file(self._spark, self._report, self._told().at(self._report))
         self.done_s = time.monotonic()
         return figures | {"report": self._report}
 
