@@ -153,7 +153,7 @@ cdef enum:
     QUEUES_AHEAD = 4  # and whose queue is
     PLACES_AHEAD = 16  # records whose places are fetched together before they are entered
     NEAR_QUEUES = 8  # queues of a topic that are found without another look
-    MOST_REPLY_BYTES = 1048576  # replies of one call; the rest waits for the next
+    MOST_REPLY_BYTES = 2097152  # replies of one call; the rest waits for the next
 
 cdef uint32_t MAGIC_V1 = 0xDAA320A7
 cdef uint32_t MAGIC_V2 = 0xDAA320AB

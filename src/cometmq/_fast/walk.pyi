@@ -10,6 +10,9 @@ def read_records(
     data: _Bytes, begins: _Ints, ends: _Ints, names: tuple[bytes, ...]
 ) -> tuple[int, int, bytes, bytes, bytes, bool, bytes | None]: ...
 def pull_requests(pieces: tuple[bytes, ...], pulls: list[tuple[int, int, int]]) -> bytes: ...
+def stretch_requests(
+    pieces: tuple[bytes, ...], begin: int, step: int, count: int, first: int
+) -> bytes: ...
 def take_answers(
     source: _Bytes,
     at: int,

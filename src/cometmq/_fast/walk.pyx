@@ -237,34 +237,68 @@ cdef inline bint offsets_in(Head* head, int64_t* found) noexcept nogil:
     return seen == 7
 
 
-def pull_requests(tuple pieces, list pulls):
-    """Frames with JSON headers, one a pull: these four pieces, and its three numbers between them.
-    """
-    cdef const char *texts[4]
-    cdef Py_ssize_t sizes[4]
-    cdef Py_ssize_t total = 0, at = 0, size
+cdef struct Pieces:
+    const char *at[4]
+    Py_ssize_t sizes[4]
+    Py_ssize_t total
+
+
+cdef int take_pieces(tuple pieces, Pieces *found) except -1:
+    """Point to them; they must live as long."""
     cdef int place
     cdef bytes piece
     if len(pieces) != 4:
         raise ValueError("four pieces")
+    found.total = 0
     for place in range(4):
         piece = pieces[place]
-        texts[place] = PyBytes_AS_STRING(piece)
-        sizes[place] = len(piece)
-        total += sizes[place]
-    cdef bytearray out = bytearray((total + 8 + 3 * 20) * len(pulls))
-    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out)
+        found.at[place] = PyBytes_AS_STRING(piece)
+        found.sizes[place] = len(piece)
+        found.total += found.sizes[place]
+    return 0
+
+
+cdef inline Py_ssize_t put_request(uint8_t *to, Pieces *pieces, int64_t *numbers) noexcept nogil:
+    """A frame with a JSON header: the pieces, and three numbers between them; returns its size."""
+    cdef Py_ssize_t size = 8
+    cdef int place
+    for place in range(4):
+        memcpy(to + size, pieces.at[place], pieces.sizes[place])
+        size += pieces.sizes[place]
+        if place < 3:
+            size += put_decimal(to + size, numbers[place])
+    put32(to, <uint32_t>(size - 4))
+    put32(to + 4, <uint32_t>(size - 8))
+    return size
+
+
+def pull_requests(tuple pieces, list pulls):
+    """Requests with these four pieces, one a pull, which has three numbers."""
+    cdef Pieces parts
     cdef int64_t numbers[3]
+    cdef Py_ssize_t at = 0
+    take_pieces(pieces, &parts)
+    cdef bytearray out = bytearray((parts.total + 8 + 3 * 20) * len(pulls))
+    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out)
     for numbers[0], numbers[1], numbers[2] in pulls:
-        size = 8
-        for place in range(4):
-            memcpy(to + at + size, texts[place], sizes[place])
-            size += sizes[place]
-            if place < 3:
-                size += put_decimal(to + at + size, numbers[place])
-        put32(to + at, <uint32_t>(size - 4))
-        put32(to + at + 4, <uint32_t>(size - 8))
-        at += size
+        at += put_request(to + at, &parts, numbers)
+    return bytes(out[:at])
+
+
+def stretch_requests(tuple pieces, int64_t begin, int64_t step, int64_t count, int64_t first):
+    """The same for pulls of `step` messages from `begin` on, with ids from `first` on."""
+    cdef Pieces parts
+    cdef int64_t numbers[3]
+    cdef int64_t number
+    cdef Py_ssize_t at = 0
+    take_pieces(pieces, &parts)
+    cdef bytearray out = bytearray((parts.total + 8 + 3 * 20) * max(0, count))
+    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out)
+    numbers[1] = step
+    for number in range(count):
+        numbers[0] = begin + number * step
+        numbers[2] = first + number
+        at += put_request(to + at, &parts, numbers)
     return bytes(out[:at])
 
 

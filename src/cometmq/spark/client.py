@@ -23,6 +23,7 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Sequence
 from itertools import repeat
 
 import numpy as np
@@ -328,14 +329,18 @@ class PullRequest:
         self.most_at_once = max(1, MOST_SENT_BYTES // len(raw))
         """So many requests fit into what a socket's buffer holds for sure."""
 
-    def encode(self, pulls: list[Pull]) -> bytes:
-        """Requests for so many messages from these offsets on, one behind the other."""
-        if self._credentials is not None:
+    def encode(self, stretches: Sequence[Stretch], pulls: list[Pull]) -> bytes:
+        """Requests for stretches and single pulls, one behind the other."""
+        if COMPILED is None or self._credentials is not None:
+            pulls = [pull for stretch in stretches for pull in stretch.pulls()] + pulls
+            if self._credentials is None:
+                return plain_requests(self._pieces, pulls)
             return b"".join(self._signed(self._credentials, *pull) for pull in pulls)
-        if COMPILED is not None:
-            found: bytes = COMPILED.pull_requests(self._pieces, pulls)
-            return found
-        return plain_requests(self._pieces, pulls)
+        found = [
+            COMPILED.stretch_requests(self._pieces, one.begin, one.step, one.count, one.first)
+            for one in stretches
+        ]
+        return b"".join([*found, COMPILED.pull_requests(self._pieces, pulls)])
 
     def _signed(self, credentials: Credentials, offset: int, count: int, opaque: int) -> bytes:
         ext = {**self._ext, "queueOffset": str(offset), "maxMsgNums": str(count)}

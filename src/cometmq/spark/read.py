@@ -51,8 +51,8 @@ log = logging.getLogger("cometmq.spark")
 
 BATCH_ROWS = 8192  # a RecordBatch: 1 k and 32 k were slower
 BATCH_BYTES = 3 * 1024 * 1024  # of records; much larger ones leave the processor's caches
-ROUND_BYTES = 900 * 1024
-"""Our broker gives a connection 1 MiB of answers in one go, by its compiled path; what was asked
+ROUND_BYTES = 1900 * 1024
+"""Our broker gives a connection 2 MiB of answers in one go, by its compiled path; what was asked
 for beyond that waits for turns of the plain one, and costs it three times as much."""
 FILTER_WINDOW = 4096  # offsets; a broker looks at 800 or so for one pull
 FILTER_PULLS = 8
@@ -205,14 +205,15 @@ class RangeReader:
             link = self._link
             most, is_filtered = self._options.pull_count, self._is_filtered
             pulls = []
+            count = len(windows)
             for stretch in stretches:
                 stretch.first = link.next_opaques(stretch.count)
-                pulls += stretch.pulls()
+                count += stretch.count
             for window in windows:
-                opaque, count = link.next_opaques(), window.end - window.cursor
-                pulls.append((window.cursor, most if is_filtered else min(count, most), opaque))
+                opaque, rows = link.next_opaques(), window.end - window.cursor
+                pulls.append((window.cursor, most if is_filtered else min(rows, most), opaque))
                 self._asked[opaque] = window
-            link.send(self._request.encode(pulls), len(pulls))
+            link.send(self._request.encode(stretches, pulls), count)
         except (ConnectionLost, RequestTimeout) as error:
             self._failed(error)
 
@@ -399,13 +400,11 @@ class PartitionReader:
         self._forget()
 
     def _forget(self) -> None:
-        # Of each body that waits to be decoded: its buffer and place, the offset that its window
-        # ends before, and the broker it is from.
-        self._data: list[Data] = []
-        self._begins: list[int] = []
-        self._ends: list[int] = []
-        self._limits: list[int] = []
+        # Bodies that wait to be decoded. Of some in one buffer: where each begins and ends there,
+        # and the offset that its window ends before.
+        self._parts: list[tuple[Data, Ints, Ints, Ints]] = []
         self._brokers: list[str] = []
+        """Of each body."""
         self._rows = 0
         self._bytes = 0
 
@@ -417,46 +416,48 @@ class PartitionReader:
                     yield from self._add_stretch(stretch, one.broker)
                 for window in done.windows:
                     for data, begin, end in window.bodies:
-                        yield from self._add(data, [begin], [end], [window.end], one.broker)
+                        part = (data, _ints(begin), _ints(end), _ints(window.end))
+                        yield from self._add(part, one.broker)
                     self._rows += window.rows
         yield from self._flush()
 
     def _add_stretch(self, stretch: Stretch, broker: str) -> Iterator[pa.RecordBatch]:
         assert stretch.data is not None
-        begins, ends = stretch.places[0::2].tolist(), stretch.places[1::2].tolist()
-        limits, step = stretch.ends.tolist(), stretch.step
-        count = max(1, BATCH_ROWS // step)
+        begins, ends = stretch.places[0::2], stretch.places[1::2]
+        count = max(1, BATCH_ROWS // stretch.step)
         for at in range(0, stretch.count, count):
             some = slice(at, at + count)
-            yield from self._add(stretch.data, begins[some], ends[some], limits[some], broker)
-            self._rows += step * len(begins[some])
+            part = (stretch.data, begins[some], ends[some], stretch.ends[some])
+            yield from self._add(part, broker)
+            self._rows += stretch.step * len(part[1])
 
-    def _add(
-        self, data: Data, begins: list[int], ends: list[int], limits: list[int], broker: str
-    ) -> Iterator[pa.RecordBatch]:
-        """Bodies in a buffer; those before make a batch if there are enough of them."""
+    def _add(self, part: tuple[Data, Ints, Ints, Ints], broker: str) -> Iterator[pa.RecordBatch]:
+        """Some bodies in a buffer; those before make a batch if there are enough of them."""
+        data, begins, ends, _ = part
         is_large = self._rows >= BATCH_ROWS or self._bytes >= BATCH_BYTES
         # Bodies of one buffer need not be copied together.
         is_fair = self._rows >= BATCH_ROWS // 2 or self._bytes >= BATCH_BYTES // 2
-        if is_large or (is_fair and self._data[-1] is not data):
+        if is_large or (is_fair and self._parts[-1][0] is not data):
             yield from self._flush()
-        self._data += [data] * len(begins)
-        self._begins += begins
-        self._ends += ends
-        self._limits += limits
+        self._parts.append(part)
         self._brokers += [broker] * len(begins)
-        self._bytes += sum(ends) - sum(begins)
+        self._bytes += int((ends - begins).sum())
 
     def _flush(self) -> Iterator[pa.RecordBatch]:
-        if not self._data:
+        if not self._parts:
             return
-        data, begins, ends = self._data[0], _ints(self._begins), _ints(self._ends)
-        if any(one is not data for one in self._data):
-            data = joined(zip(self._data, self._begins, self._ends, strict=True))
+        parts, brokers = self._parts, self._brokers
+        self._forget()
+        data = parts[0][0]
+        begins, ends, limits = (np.concatenate([part[at] for part in parts]) for at in (1, 2, 3))
+        if any(part[0] is not data for part in parts):
+            data = joined(
+                (part[0], begin, end)
+                for part in parts
+                for begin, end in zip(part[1].tolist(), part[2].tolist(), strict=True)
+            )
             ends = np.cumsum(ends - begins)
             begins = np.concatenate([[0], ends[:-1]])
-        limits, brokers = _ints(self._limits), self._brokers
-        self._forget()
         records = Records(data, begins, ends, names=self._properties)
         is_inside = records.queue_offset < np.repeat(limits, records.counts)
         if not is_inside.all():  # rows of the next window, or behind the partition's end
@@ -473,8 +474,8 @@ class PartitionReader:
         yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _ints(values: list[int]) -> Ints:
-    return np.array(values, np.int64)
+def _ints(value: int) -> Ints:
+    return np.array([value], np.int64)
 
 
 def _brokers(names: Sequence[str], records: Records) -> pa.Array:

@@ -16,7 +16,15 @@ from cometmq.client.reading import Filter
 from cometmq.errors import FrameError
 from cometmq.message import MessageQueue
 from cometmq.spark import client, gather, worker
-from cometmq.spark.client import Answer, Link, Pull, PullRequest, answer_of, plain_requests
+from cometmq.spark.client import (
+    Answer,
+    Link,
+    Pull,
+    PullRequest,
+    Stretch,
+    answer_of,
+    plain_requests,
+)
 from cometmq.wire.codes import FLAG_RESPONSE
 from cometmq.wire.frame import JSON, ROCKETMQ, Frame, FrameReader, encode_frame
 
@@ -141,6 +149,10 @@ def test_requests_are_what_the_codec_writes(pulls: list[Pull]) -> None:
     assert [
         (int(one.ext["queueOffset"]), int(one.ext["maxMsgNums"]), one.opaque) for one in read
     ] == pulls
+    stretch = Stretch(10**12 - 5, 7, len(pulls))
+    stretch.first = 99_998
+    both = request.encode([stretch], pulls)
+    assert both == plain_requests(request._pieces, [*stretch.pulls(), *pulls])
     for one in read:
         assert one.ext["topic"] == QUEUE.topic
         assert one.ext["queueId"] == "7"
