@@ -1,8 +1,8 @@
 """What the Spark connector costs: CPU per row beside Parquet and beside rows, batches, streams.
 
 Owns: the questions of the connector's design, each with its target. One rule: CPU time is that of
-the JVM and of all its Python workers; things that are compared take turns in one run, and the median
-of the turns counts. The broker is a process of its own and is not counted.
+the JVM and of all its Python workers; things that are compared take turns in one run, and the
+median of the turns counts. The broker is a process of its own and is not counted.
 
 A row's cost is what a row more costs: each thing is done with few rows and with many, in as many
 tasks, and the difference is divided. What a query costs before its first row (a tenth of a second
