@@ -29,9 +29,7 @@ _TOLD_BY_US = (
     "util.Utils",
 )
 """What of Spark says no more than the error that it raises."""
-_MASTER = re.compile(
-    r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+"
-)
+_MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[.+\]|yarn|[\w-]+://.+")
 _TRIED_ONCE = ("executor.Executor", "scheduler.TaskSetManager")
 """A failed task of a cluster is tried again, and its log is all that tells of it."""
 JAVA_ENDS_S = 5.0

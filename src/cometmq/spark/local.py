@@ -42,11 +42,10 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",  # 200 is for clusters; here each costs milliseconds
-}
-if hasattr(socket, "AF_UNIX"):
     # Over TCP a task begins 40 ms late: the JVM writes to its Python worker twice, without
     # TCP_NODELAY, and the second part waits for the worker's delayed acknowledgement of the first.
-    LOCAL_SETTINGS["spark.python.unix.domain.socket.enabled"] = "true"
+    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
+}
 TICK_S = 1.0
 
 
